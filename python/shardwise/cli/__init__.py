@@ -104,7 +104,7 @@ def _fault(error: Exception) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """The message of an error, without the number of an operating system's."""
+    """Return the message of an error, without the number of an operating system's error."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         name = os.fspath(error.filename)
         hint = _hint(name) if isinstance(error, FileNotFoundError) else ""
@@ -119,7 +119,7 @@ def _hint(name: str | bytes) -> str:
 
 
 def _drop_what_cannot_be_written() -> None:
-    """Write the rest of the standard output; if that fails, let it go to the null device, and all that follows."""
+    """Flush the standard output; if that fails, redirect it to the null device."""
     # It has no descriptor if it was replaced, or closed.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         try:

@@ -43,7 +43,7 @@ __all__ = ["make_parser", "parse_arguments"]
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments of the command line; ValueError if they are wrong, SystemExit for `--help`."""
+    """Return the parsed arguments of the command line; ValueError if they are wrong, SystemExit for `--help`."""
     parser = make_parser()
     options = parser.parse_args(_joined(arguments))
     if [] in vars(options).values():  # What argparse makes of `--mesh=--` before Python 3.13.
@@ -52,7 +52,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands."""
+    """Return the parser of all commands."""
     parser = Parser(
         prog="shardwise",
         description="Which part of each tensor each device of a mesh holds.",
@@ -128,7 +128,7 @@ def _add_plan(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
-    """Add what says what is written, and how."""
+    """Add the options that choose the contents of a new checkpoint."""
     command.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
     command.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
     add_mesh(command)

@@ -71,7 +71,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, dict[str, Any]]:
-    """Return the layouts of a new checkpoint, and what else says what is written."""
+    """Return the layouts of a new checkpoint, and its other options as arguments."""
     _check_names(options.rules, options.to)
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     check_for(mesh, options.preset)
@@ -108,7 +108,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
 
 
 def _source_layouts(options: argparse.Namespace) -> LayoutMap | Deployment | None:
-    """The cuts of bare files of ranks, of which the rules of the source are."""
+    """Return the layouts of bare files of ranks, made from the source's rules."""
     if options.source_mesh is None:
         return None
     if options.source_rules is None:
@@ -262,7 +262,7 @@ def _is_renamed(found: Differences) -> bool:
 
 
 def _same(found: Differences, which: str) -> str:
-    """Say what is the same: all tensors, or the weights or the states that were asked for."""
+    """Return a sentence for equal checkpoints: all tensors, or the weights or states that were compared."""
     if which != "all":
         return f"the same {'weights' if which == 'weights' else 'training state'}"
     weights, *kinds = found.totals[0]

@@ -16,7 +16,7 @@ _NAMES = ("x", "w")
 
 
 def run_einsum(screen: Screen, options: argparse.Namespace) -> int:
-    """Say what an einsum gives and moves, and give the exit status."""
+    """Print the result and the moves of an einsum, and return the exit status."""
     mesh = parse_mesh(options.mesh)
     shapes = [parse_shape(text) for text in options.shapes]
     if len(options.layouts) != len(shapes) or len(shapes) > len(_NAMES):

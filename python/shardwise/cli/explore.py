@@ -165,7 +165,7 @@ def _lines(text: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The page, to questions of this machine; anything else is refused."""
+    """Serves the page to requests from this machine, and refuses all others."""
 
     server_version, sys_version = "shardwise", ""
 
@@ -192,11 +192,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: the terminal is the user's."""
+        """Do nothing: requests are not logged to the terminal."""
 
 
 def make_server(port: int = 0) -> ThreadingHTTPServer:
-    """Make the server of the page, for this machine alone; port 0 is one that is free."""
+    """Return the page's server, for this machine alone; port 0 stands for any free port."""
     if not 0 <= port < 1 << 16:
         raise ParseError(f"--port {port} is not a port; it must be from 0 to 65535")
     server = ThreadingHTTPServer((HOST, port), _Handler)

@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises ValueError, and shows its options in groups."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, without the usage."""
+        """Raise ValueError with the problem in one line, without the usage."""
         raise ValueError(f"{message}{self._meant(message)} (see {self.prog} --help)")
 
     def format_help(self) -> str:
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         return f"{text}\nexamples:\n{examples}\nsee also: docs/{PAGES[command]}\n"
 
     def _sections(self) -> Iterator[tuple[str, list[argparse.Action]]]:
-        """The arguments in groups: those by position, then options by what they are for."""
+        """Return the arguments in groups: positional ones, then options by purpose."""
         options = [action for action in self._actions if action.option_strings]
         if positional := [action for action in self._actions if not action.option_strings]:
             yield "arguments" if self._subparsers is None else "commands", positional
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         yield "other options", [action for action in options if action.dest not in known]
 
     def _meant(self, message: str) -> str:
-        """Say what was meant by a command or an option that is not known, if one is near."""
+        """Return the suggestion for an unknown command or option, if a known one is similar; else an empty text."""
         wrong = re.match(r"(?:argument COMMAND: invalid choice: '|unrecognized arguments: )([^\s']+)", message)
         if wrong is None:
             return ""

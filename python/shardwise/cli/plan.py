@@ -101,7 +101,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
 
 
 def time_text(seconds: float) -> str:
-    """Write an estimate of a time, which is known by a sample only."""
+    """Return an estimated time as text, rounded as a sample allows."""
     size, unit = next(
         ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")
     )

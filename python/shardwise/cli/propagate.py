@@ -15,7 +15,7 @@ __all__ = ["run_propagate"]
 
 
 def run_propagate(screen: Screen, options: argparse.Namespace) -> int:
-    """Say what a computation moves, and give the exit status."""
+    """Print the moves of a computation, and return the exit status."""
     mesh = parse_mesh(options.mesh)
     computation = Computation.load(options.computation)
     inputs = [computation.shapes[number] for number in range(computation.inputs)]

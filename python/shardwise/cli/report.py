@@ -171,7 +171,7 @@ def report_on(
 
 
 def _asked(stored: Outline, unwanted: NamePattern | None, left_out: list[LeftOut]) -> Outline:
-    """The tensors without those that are to be left out, which is noted."""
+    """Return the tensors without those that the call leaves out, which are noted."""
     if unwanted is None:
         return stored
     found = {name: each for name, each in stored.items() if unwanted.is_found(name)}

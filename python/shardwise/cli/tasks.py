@@ -58,7 +58,7 @@ def run_commit(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
-    """Say what was written."""
+    """Print the report on a written checkpoint."""
     if as_json:
         print(json.dumps(report_fields(done)))
         return
@@ -86,7 +86,7 @@ def report_fields(done: Any) -> dict[str, Any]:
 
 
 def part_totals(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:
-    """Count what each part of a plan reads and writes."""
+    """Return the bytes that each part of a plan reads and writes."""
     found = plan.part_bytes(parts).tolist()
     return [
         {"part": number, "tasks": len(plan.part(number, parts)), "reads": reads, "writes": writes}
@@ -95,7 +95,7 @@ def part_totals(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:
 
 
 def write_parts(screen: Screen, parts: list[dict[str, int]]) -> None:
-    """Say what each part of a plan reads and writes."""
+    """Print the bytes that each part of a plan reads and writes."""
     cells = [
         [(f"{row['part']}/{len(parts)}", ""), (str(row["tasks"]), "")]
         + [(bytes_text(row[what]), "") for what in ("reads", "writes")]

@@ -88,7 +88,7 @@ def boxes_of(offsets: Numbers, shape: Sequence[int]) -> Numbers:
 
 
 def _occurrences(offsets: Numbers) -> Numbers:
-    """The number of equal ones before each of these, which are sorted."""
+    """Return, for each of these sorted numbers, how many equal ones come before it."""
     is_first = np.ones(len(offsets), np.bool_)
     is_first[1:] = offsets[1:] != offsets[:-1]
     first = np.flatnonzero(is_first)
@@ -98,7 +98,7 @@ def _occurrences(offsets: Numbers) -> Numbers:
 def _first_rows(
     positions: Numbers, offsets: Numbers, occurrence: Numbers, shape: Sequence[int], rank: int, *, joined: bool
 ) -> Numbers:
-    """The rows of single elements; or of those that follow one another along the last dim, at equal distances."""
+    """Return rows of single elements; if `joined`, of equally spaced elements along the last dim."""
     first, lengths, strides = np.arange(len(offsets)), None, None
     if joined and len(offsets) > 1:
         linked = (np.diff(offsets) == 1) & (np.diff(occurrence) == 0) & (offsets[1:] % shape[-1] != 0)
@@ -117,7 +117,7 @@ def _first_rows(
 
 
 def _merged(rows: Numbers, rank: int, dim: int, *, in_tensor: bool) -> Numbers:
-    """Rows that follow one another along a dim, as one: in the order of the tensor, or of their places."""
+    """Return rows with those joined that continue each other along a dim, in the tensor or in their places."""
     start, count, step, stride = (1 + dim + side * rank for side in range(_OF_DIM))
     is_open = rows[:, count] == 1
     done, rows = rows[~is_open], rows[is_open]
@@ -136,7 +136,7 @@ def _merged(rows: Numbers, rank: int, dim: int, *, in_tensor: bool) -> Numbers:
 
 
 def _repeated(rows: Numbers) -> Numbers:
-    """Rows of the same elements at equal distances, as one."""
+    """Return rows with those joined that have the same elements at equal distances."""
     rows[:, -2:] = 1, 0
     if len(rows) < 2:
         return rows
@@ -169,6 +169,6 @@ def _kept(linked: Links, places: Numbers, moved: Numbers) -> Links:
 
 
 def _groups(linked: Links) -> tuple[Numbers, Numbers]:
-    """The first of each group of things that are linked to their next, and the number of things in each."""
+    """Return the first of each chain of linked items, and the number of items in each chain."""
     first = np.flatnonzero(np.concatenate([[True], ~linked]))
     return first, np.diff(np.append(first, len(linked) + 1))

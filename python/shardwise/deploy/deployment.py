@@ -120,7 +120,7 @@ class Deployment(RuleBook, Drawn):
         self._at = checked_at(at)
         self._models: tuple[str, ...] = ()
         self._prefix = ""
-        #: Notes on the file that it was made from: what looks wrong.
+        #: Warnings about the file that the deployment was read from.
         self._notes: tuple[str, ...] = ()
         self._lookup = RuleLookup(
             self._rules, self._default, {WORLD: self._world, **self._meshes}, self._numbers, match, self._at

@@ -18,7 +18,7 @@ from .world import WORLD
 
 __all__ = ["deployment_picture"]
 
-#: So many rules of a mesh are listed.
+#: The most rules of a mesh that are listed.
 _MOST_RULES = 12
 #: A field that has more values without leaving an axis is not listed: nothing says how many there are.
 _MOST_VALUES = 4096
@@ -77,7 +77,7 @@ def _rule_text(key: str, rule: DeploymentRule) -> str:
 
 
 def _held(rules: Iterable[ReadyRule]) -> _FieldValues:
-    """The values of the fields that lead to each coordinate of each axis, by the rules of a mesh."""
+    """Return, by the rules of a mesh, the values of fields that lead to each coordinate of each axis."""
     found: _FieldValues = {}
     for rule in rules:
         for axis, coordinates, fields in rule.at:
@@ -94,7 +94,7 @@ def _held(rules: Iterable[ReadyRule]) -> _FieldValues:
 
 
 def _values(coordinates: Any, fields: tuple[str, ...], numbers: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    """The values of a field from 0 on that lead to coordinates of the axis; none where they have no end."""
+    """Return the values of a field, from 0 on, that lead to coordinates of the axis; none if they never end."""
     found = []
     for value in range(_MOST_VALUES + 1):
         try:
@@ -105,7 +105,7 @@ def _values(coordinates: Any, fields: tuple[str, ...], numbers: Mapping[str, Any
 
 
 def _with_contents(panel: Panel, held: _FieldValues, mesh: DeviceMesh) -> Panel:
-    """The panel with the layers and experts of each device below its name."""
+    """Return the panel with the layers and experts of each device below the device's name."""
     if not held:
         return panel
     return replace(panel, tiles=tuple(_tile(tile, held, mesh) for tile in panel.tiles))

@@ -54,7 +54,7 @@ class EngineModel:
     architecture: str | None
 
     def shared_stacked(self, ep: int) -> bool:
-        """Tell if SGLang stacks shared experts after the routed ones, by default on CUDA."""
+        """Return whether SGLang stacks shared experts after the routed ones, as it does by default on CUDA."""
         stacked, apart = SGLANG["shared_stacked"], SGLANG["shared_apart"]
         if not self.experts or not self.shared or ep > 1 or self.architecture in apart:
             return False
@@ -68,7 +68,7 @@ class EngineModel:
         return all(counts[name] == count for name, count in stacked[self.architecture].items())
 
     def check_heads(self, tp: int) -> None:
-        """Refuse numbers of heads that so many devices neither divide nor repeat.
+        """Refuse numbers of heads that `tp` devices can neither divide nor repeat.
 
         Raises:
             LayoutError: if they do not.
@@ -80,7 +80,7 @@ class EngineModel:
 
 
 def model_of(config: Any) -> EngineModel:
-    """Read the numbers of a model's configuration, or of its part for text.
+    """Return the numbers of a model's configuration, or of its part for text.
 
     Raises:
         LayoutError: if a number is missing or below 0.
@@ -127,7 +127,7 @@ def model_of(config: Any) -> EngineModel:
 
 
 class EnginePlacement(NamedTuple):
-    """The devices of a model in an engine, and where engines differ.
+    """The devices of a model in an engine, and the choices in which engines differ.
 
     Attributes:
         engine: The engine, as `engines.toml` has it.
@@ -153,7 +153,7 @@ class EnginePlacement(NamedTuple):
 
 
 def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
-    """Make the deployment of a model in an engine: rules over its meshes, and the parameters that it fuses.
+    """Return the deployment of a model in an engine: rules over its meshes, and the parameters that it fuses.
 
     Raises:
         LayoutError: if the stages or the experts are not those of the meshes.
@@ -248,7 +248,7 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
 
 
 def _fused_projections(model: EngineModel, placed: EnginePlacement) -> list[FusedParameter]:
-    """The parameters of attention and of dense MLPs."""
+    """Yield the fused parameters of attention and of dense MLPs."""
     attention = "{rest*}.self_attn."
     (heads,) = (one.parts for one in merged_names() if one.parts[0] == "q_proj")
     (halves,) = (one.parts for one in merged_names() if one.parts[0] == "gate_proj")

@@ -181,7 +181,7 @@ def _placed(num_experts: int, placement: str, redundant: int, ep: int) -> Expert
 
 
 def _pad(vocab: int | None, devices: int) -> int:
-    """SGLang's padding: to 64, or to 64 for each device where that does not divide."""
+    """Return SGLang's padded vocabulary: a multiple of 64, or of 64 for each device if 64 does not divide."""
     pad: int = SGLANG["pad_to"]
     return pad if vocab is None or -(-vocab // pad) * pad % devices == 0 else pad * devices
 

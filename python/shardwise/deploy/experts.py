@@ -16,7 +16,7 @@ from ..errors import LayoutError
 
 __all__ = ["ExpertMap", "balanced_experts", "least_moves"]
 
-#: Whose balancer: SGLang's, which is DeepSeek's own, calculates in single precision; vLLM's in double.
+#: The precision of each balancer: SGLang's, which is DeepSeek's own, uses single precision; vLLM's uses double.
 Balancer = Literal["sglang", "vllm"]
 
 _MOST_SLOTS = 1 << 20
@@ -71,7 +71,7 @@ class ExpertMap:
 
     @classmethod
     def linear(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Return the ranks consecutive experts; where they do not divide, the first ranks have one more, as in vLLM.
+        """Return consecutive experts for each rank; if they do not divide, the first ranks get one more, as in vLLM.
 
         >>> ExpertMap.linear(5, ep=3).slots
         ((0, 1), (2, 3), (4,))
@@ -81,7 +81,7 @@ class ExpertMap:
 
     @classmethod
     def round_robin(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Return the ranks experts in turn: vLLM's `round_robin`.
+        """Return experts dealt to the ranks in turn: vLLM's `round_robin`.
 
         Raises:
             LayoutError: if there are more ranks than experts and one, where vLLM fails on the ranks beyond.
@@ -112,7 +112,7 @@ class ExpertMap:
 
     @classmethod
     def of_physical(cls, physical_to_logical: Sequence[int], ep: int) -> ExpertMap:
-        """Return the ranks consecutive slots of a list from slots to experts, the `physical_to_logical_map` of engines.
+        """Return consecutive slots for each rank, of an engine's list from slots to experts, `physical_to_logical_map`.
 
         >>> ExpertMap.of_physical([2, 0, 1, 2], ep=2).slots
         ((2, 0), (1, 2))
@@ -156,7 +156,7 @@ class ExpertMap:
 
 
 def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, nodes: int = 1) -> tuple[ExpertMap, ...]:
-    """Return the experts of each layer to ranks so that the fewest move: the same sets, on other ranks, in other slots.
+    """Return the maps `after` with the ranks' sets and slots permuted, so that the fewest experts move.
 
     A balancer says which experts are together, and numbers the sets as they come; which rank has which set does not
     matter to the load. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
@@ -217,7 +217,7 @@ def _nearest(old: Sequence[tuple[int, ...]], new: Sequence[tuple[int, ...]], exp
 
 
 def _in_place(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """The experts of a rank, in the slots in which they were, the others in the slots that are left."""
+    """Return the experts of a rank, those that it had in their old slots, the others in the free slots."""
     left = list(new)
     slots: list[int | None] = [None] * len(new)
     for slot, expert in enumerate(old[: len(new)]):
@@ -289,7 +289,7 @@ def balanced_experts(
 
 
 def _packed(weight: npt.NDArray[Any], packs: int, single: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The pack of each item, and its place there: the heaviest first to the lightest pack with room."""
+    """Return the pack of each item, and its position there: the heaviest first, to the lightest pack with room."""
     layers, items = weight.shape
     room = items // packs
     pack = np.tile(np.arange(items), (layers, 1))
@@ -309,7 +309,7 @@ def _packed(weight: npt.NDArray[Any], packs: int, single: bool) -> tuple[npt.NDA
 
 
 def _descending(keys: list[float]) -> list[int]:
-    """The positions of keys, largest first, in the order of C++'s `std::sort`, which PyTorch sorts with.
+    """Return the positions of keys, largest first, in the order of C++'s `std::sort`, with which PyTorch sorts.
 
     That is not stable: where keys are equal, how GNU's library swaps decides. So its steps are repeated here: parts of
     up to 16 are left for a last pass of insertions, longer ones are parted at the median of three.
@@ -349,7 +349,7 @@ def _descending(keys: list[float]) -> list[int]:
 def _replicated(
     weight: npt.NDArray[Any], slots: int, precision: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The expert of each slot, and the slots of each expert: each further slot for the largest share."""
+    """Return the expert of each slot, and the slots of each expert: each further slot goes to the largest share."""
     layers, experts = weight.shape
     of_slot = np.tile(np.arange(slots), (layers, 1))
     counts = np.ones((layers, experts), np.int64)

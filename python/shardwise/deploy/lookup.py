@@ -1,4 +1,4 @@
-"""The look-up of a tensor's place in a deployment: its rule, its coordinates, its layout over the devices there."""
+"""The look-up of a tensor's place in a deployment: its rule, its coordinates, and its layout over the devices there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
 
-#: No expressions of coordinates.
+#: An empty mapping of coordinates.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -66,7 +66,7 @@ class TensorPlace:
 
 
 class _AlikeNames(NamedTuple):
-    """The findings about names that differ in digits only.
+    """The rule and the fields of names that differ in digits only.
 
     Attributes:
         ready: Their rule.
@@ -82,7 +82,7 @@ class _AlikeNames(NamedTuple):
 
 
 class RuleLookup:
-    """The rules of a deployment, ready to be applied, and what has been looked up: layouts, places and devices.
+    """The rules of a deployment, prepared for look-ups, with caches of layouts, places and devices.
 
     Args:
         rules: the rules by their keys.
@@ -202,7 +202,7 @@ class RuleLookup:
         raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
 
     def ready(self) -> Iterator[ReadyRule]:
-        """Yield the rules, ready to be applied, with coordinates that names get by `at` along axes of their meshes."""
+        """Yield the prepared rules, with the coordinates that `at` gives to names along axes of the rules' meshes."""
         yield from self._ready.values()
         for places, pattern in self._at.values():
             for name, mesh in self._meshes.items():
@@ -248,7 +248,7 @@ class RuleLookup:
         return layout.with_mesh(self._devices_at(ready, found.at))
 
     def _devices_at(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> DeviceMesh:
-        """The part of a mesh at some coordinates, with all of its axes."""
+        """Return the part of a mesh at some coordinates, with all its axes."""
         mesh = ready.mesh
         key = id(mesh), tuple((axis, places) for (axis, _, _), places in zip(ready.at, at, strict=True))
         if key not in self._devices:
@@ -284,7 +284,7 @@ class RuleLookup:
             return self._place_of(kind, path)
 
     def _place_of(self, kind: _AlikeNames, path: str) -> TensorPlace:
-        """The place of a name, by the fields of its own."""
+        """Return the place of a name, given the values of its fields."""
         ready, at = kind.ready, []
         try:
             for (_, coordinates, own), fields, (span, known) in zip(ready.at, kind.fields, kind.entries, strict=True):
@@ -301,7 +301,7 @@ class RuleLookup:
         return kind.places.setdefault(key[1], self._places[key])
 
     def _kind_of(self, path: str, key: bytes | str) -> _AlikeNames | None:
-        """The rule of a name and of those like it, and where its fields are in them."""
+        """Return the rule of names that differ in digits only, and the positions of its fields in them."""
         keys = self.search.matching(path)
         if len(keys) > 1:
             self.search.rule(path)  # Raises, and lists them.
@@ -320,7 +320,7 @@ class RuleLookup:
         return kind
 
     def _with_at(self, path: str, key: str) -> ReadyRule:
-        """The rule under a key, or the default, with the coordinates that a name has whatever its rule is."""
+        """Return the rule under a key, or the default, with the coordinates that `at` gives to the name."""
         ready = self._ready[key] if key else self._ready_default()
         keys = () if self._at_search is None else self._at_search.matching(path)
         if len(keys) > 1:
@@ -364,11 +364,11 @@ class RuleLookup:
 
 
 def _around(spans: tuple[slice, ...]) -> slice:
-    """The slice from the first to the last of some; empty if there are none."""
+    """Return the slice from the first to the last of some spans; empty if there are none."""
     return slice(min((span.start for span in spans), default=0), max((span.stop for span in spans), default=0))
 
 
 def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh], places: set[str]) -> Used:
-    """The name of a rule's mesh, and those of its axes that the rule uses, or along which names have coordinates."""
+    """Return the name of a rule's mesh, and its axes that the rule uses, or along which names have coordinates."""
     cut = {name.partition(":(")[0] for name in rule.layout.named_axes()}
     return rule.mesh or next(iter(meshes), WORLD), frozenset({*cut, *places, *(axis for axis, _ in rule.at)})

@@ -143,7 +143,7 @@ class Manifest(Mapping[str, Tiling]):
 
     @classmethod
     def from_dict(cls, value: Any, source: str = "the manifest") -> Manifest:
-        """Read what `to_dict` gives.
+        """Return the manifest that a dict of `to_dict` describes.
 
         Args:
             value: the manifest.
@@ -296,7 +296,7 @@ def _read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_boxes(entry: Any) -> dict[Any, Any]:
-    """The boxes of each holder of an entry without a layout."""
+    """Return the boxes of each holder of an entry without a layout."""
     holders, boxes = _listed("holders", entry["holders"]), _listed("boxes", entry["boxes"])
     if len(holders) != len(boxes) or not all(type(label) in (str, int) for label in holders):
         raise LayoutError(f"there are {len(holders)} holders, by labels that are str or int, and boxes of {len(boxes)}")
@@ -314,7 +314,7 @@ def _side_of(side: Any) -> tuple[int, int]:
 
 
 def _tiling_of(shape: tuple[int, ...], boxes: Mapping[Any, list[list[tuple[int, int]]]]) -> Tiling:
-    """The boxes of each holder; a holder with one has an array of its shape."""
+    """Return the tiling with these boxes for each holder; a holder of one box has an array of its shape."""
     given = {label: tuple(held[0]) if len(held) == 1 else held for label, held in boxes.items()}
     tiling = Tiling.from_boxes(shape, given, replicas=True)
     tiling.check()

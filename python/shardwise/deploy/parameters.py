@@ -169,7 +169,7 @@ class LocalParameter:
 
 
 class HeldPart(NamedTuple):
-    """The part of a tensor on one device.
+    """A device's part of a tensor.
 
     Attributes:
         partition: The cut of the tensor.
@@ -230,7 +230,7 @@ def _groups(
     numbers: Mapping[str, Number],
     lacking: dict[str, tuple[str, str]],
 ) -> Iterator[tuple[str, list[tuple[str, ...]], bool]]:
-    """The names of parameters, with their tensors: a row for each that is stacked.
+    """Yield the names of parameters, with their tensors: a row for each entry of a stack.
 
     Tensors of parameters of which others are missing go into `lacking`, with the parameter and one that is missing.
     """
@@ -320,7 +320,7 @@ def _shape_on(held: HeldPart, device: Any, stack: str) -> tuple[int, ...] | None
 def _slots(
     text: str, fields: Mapping[str, str], device: Any, mesh: DeviceMesh, numbers: Mapping[str, Number]
 ) -> list[int]:
-    """The numbers that a device stacks, in order."""
+    """Return the numbers of the entries that a device stacks, in order."""
     place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
     known = {**numbers, **place, **{name: int(text) for name, text in fields.items() if text.isdecimal()}}
     listed = re.match(r"\s*(\w+)\s*\[", text)
@@ -339,7 +339,7 @@ def _number(field: str, text: str, tensor: str) -> int:
 def _joined(
     name: str, rows: Sequence[tuple[str, ...]], stacked: bool, device: Any, tensors: Mapping[str, HeldPart]
 ) -> LocalParameter:
-    """Join the tensors of a fused parameter into one `LocalParameter`."""
+    """Return the tensors of a fused parameter, joined into one `LocalParameter`."""
     pieces: list[ParameterPiece] = []
     slabs: list[tuple[str, int | None, int, int]] = []
     shapes = []

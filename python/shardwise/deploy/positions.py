@@ -37,7 +37,7 @@ Updates = dict[str, tuple[_Offsets, Any]]
 
 
 class Found(NamedTuple):
-    """Those of some elements of a tensor that a device holds in one parameter.
+    """The elements, of some of a tensor, that a device holds in one parameter.
 
     Attributes:
         parameter: the name of the parameter.
@@ -66,7 +66,7 @@ class FoundShards(NamedTuple):
 
 
 class _Slab(NamedTuple):
-    """A device's own array of a tensor, in one parameter from one position on."""
+    """A device's own array of a tensor, beginning at a position of one parameter."""
 
     parameter: str
     start: int
@@ -137,7 +137,7 @@ class Positions:
         return self._held(device).parameters
 
     def locate(self, device: Any, tensor: str, offsets: Any) -> list[Found]:
-        """Say which of some elements of a tensor a device holds, and where.
+        """Return which of these elements of a tensor a device holds, and their positions.
 
         Args:
             device: its label.
@@ -161,7 +161,7 @@ class Positions:
         return [Found(slab.parameter, which, local + slab.start) for slab in slabs if len(which)]
 
     def shards(self, tensor: str, offsets: Any) -> FoundShards:
-        """Say where some elements of a tensor are on all devices, in one pass over the offsets.
+        """Return the positions of these elements of a tensor on all devices, in one pass over the offsets.
 
         Args:
             tensor: the name of the tensor.
@@ -206,7 +206,7 @@ class Positions:
         return FoundShards(shards, local, places)
 
     def updates(self, device: Any, changed: Changed) -> Updates:
-        """Return what of a sparse change belongs to one device: for each parameter positions and values.
+        """Return the part of a sparse change for one device: for each parameter positions and values.
 
         Args:
             device: its label.
@@ -225,7 +225,7 @@ class Positions:
         return self._updates(device, ready)
 
     def route(self, changed: Changed) -> dict[Any, Updates]:
-        """Send a sparse change to all devices: for each what `updates` gives, those without any left out.
+        """Return the part of a sparse change for each device, as `updates` does; devices without changes are left out.
 
         Every element arrives at each place that holds it: replicas and repeats too.
 
@@ -240,7 +240,7 @@ class Positions:
         return {device: updates for device in self.devices if (updates := self._updates(device, ready))}
 
     def apply(self, device: Any, memory: Mapping[str, Any], changed: Changed) -> int:
-        """Write what of a sparse change belongs to a device into its parameters, and return how many elements.
+        """Write a device's part of a sparse change into its parameters; return the number of elements written.
 
         Nothing is written unless everything fits. On a CPU it is one pass over the offsets, without further memory, and
         the last value stays of offsets that are given twice; on other devices PyTorch does not say which.
@@ -290,7 +290,7 @@ class Positions:
         return count
 
     def origins(self, device: Any, parameter: str, at: Any) -> list[tuple[str, _Offsets, _Offsets]]:
-        """Say which elements of which tensors lie at positions of a parameter: the inverse of `locate`.
+        """Return which elements of which tensors are at these positions of a parameter: the inverse of `locate`.
 
         Args:
             device: the device's label.
@@ -330,7 +330,7 @@ class Positions:
         return found
 
     def _pair(self, name: str, pair: tuple[Any, Any]) -> tuple[_GivenOffsets, Any]:
-        """The offsets of a change, and its values."""
+        """Return the offsets and the values of a change."""
         try:
             offsets, values = pair
         except (TypeError, ValueError):
@@ -366,7 +366,7 @@ class Positions:
         return {name: _joined(name, found) for name, found in parts.items()}
 
     def _boxes_of(self, device: Any, name: str) -> Held:
-        """The boxes of a tensor that a device holds, and where they are in its own array of the tensor."""
+        """Return the boxes of a tensor that a device holds, and their places in its own array of the tensor."""
         found = self._boxes.get((device, name))
         if found is None:
             partition, whole = self.partition(name), self._shapes[name]
@@ -408,7 +408,7 @@ class Positions:
         return self._devices[device]
 
     def _alone(self, device: Any) -> Iterator[LocalParameter]:
-        """Each tensor that a device holds as a parameter of its own."""
+        """Yield each tensor of a device as a parameter of its own."""
         if self._placing.world is not None:
             self._placing.world.index_of_label(device)
         elif device not in self.devices:
@@ -421,7 +421,7 @@ class Positions:
 
 
 def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> Positions:
-    """Say where single elements of a model's tensors are in the memory of devices.
+    """Return the positions of single elements of a model's tensors in the memory of devices.
 
     Args:
         layouts: who holds what: a `Deployment`, with the parameters that its engine fuses and stacks; a `LayoutMap`, or
@@ -445,7 +445,7 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
 
 
 def _whole_numbers(argument: str, offsets: Any) -> _GivenOffsets:
-    """Offsets as an array of 32 or 64 bits; whether they are within something is seen by what uses them."""
+    """Return offsets as an array of 32 or 64 bits; their range is checked later."""
     given = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
     if given.shape == (0,):
         return np.zeros(0, np.int64)
@@ -457,14 +457,14 @@ def _whole_numbers(argument: str, offsets: Any) -> _GivenOffsets:
 
 
 def _check_within(argument: str, given: _GivenOffsets, size: int, what: str) -> None:
-    """Refuse a position that is not in something of this size."""
+    """Refuse a position outside of an array of this size."""
     outside = Held((size,), (size,), (0, size, 0)).first_outside(given)
     if outside is not None:
         raise IndexError(f"{argument} has {given[outside]}, which is not within {what} of {size} elements")
 
 
 def _turned(piece: Piece) -> Piece:
-    """The box of a piece in the device's own array, with where it begins in the tensor."""
+    """Return the box of a piece in the device's own array, with its start in the tensor."""
     assert isinstance(piece.start, tuple)
     sides = zip(piece.box, piece.start, strict=True)
     box = tuple(slice(start, start + side.stop - side.start) for side, start in sides)
@@ -472,7 +472,7 @@ def _turned(piece: Piece) -> Piece:
 
 
 def _boxes(pieces: Iterable[Piece], shape: tuple[int, ...], own: tuple[int, ...]) -> Held:
-    """Boxes of an array of a shape, and where they are in another."""
+    """Return boxes of an array of a shape, and their places in another."""
     sides: list[int] = []
     for piece in pieces:
         if not shape:  # One side stands for the only element.
@@ -484,10 +484,7 @@ def _boxes(pieces: Iterable[Piece], shape: tuple[int, ...], own: tuple[int, ...]
 
 
 def _raw(array: Any) -> Any:
-    """The memory of an array in one dim, as unsigned integers of its elements' size; `None` where it is not at hand.
-
-    That is an array of numpy, or a tensor of PyTorch on the CPU.
-    """
+    """Return an array's memory in one dim, as unsigned integers of its elements' size; `None` if that fails."""
     if isinstance(array, np.ndarray):
         is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.itemsize in (1, 2, 4, 8)
         return array.view(f"u{array.dtype.itemsize}") if is_plain and not array.dtype.hasobject else None
@@ -503,7 +500,7 @@ def _raw(array: Any) -> Any:
 
 
 def _joined(name: str, parts: list[tuple[_Offsets, Any]]) -> tuple[_Offsets, Any]:
-    """The changes of one parameter, from all tensors in it."""
+    """Return the changes of one parameter, from all tensors in it."""
     if len(parts) == 1:
         return parts[0]
     values = [values for _, values in parts]
@@ -524,7 +521,7 @@ def _joined(name: str, parts: list[tuple[_Offsets, Any]]) -> tuple[_Offsets, Any
 
 
 def _flat(name: str, array: Any, size: int, values: Any) -> Any:
-    """A parameter's memory as one dim, if it takes these values."""
+    """Return a parameter's memory as one dim, after checking that it can take these values."""
     if math.prod(array.shape) != size:
         raise LayoutError(f"memory[{shown(name)}] has shape {tuple(array.shape)}; it must have {size} elements")
     if isinstance(array, np.ndarray) is not isinstance(values, np.ndarray):

@@ -118,7 +118,7 @@ def _check_kind(what: str, value: Any, kind: str) -> None:
 
 
 class _Asked(NamedTuple):
-    """The model, the rules and the form for which a preset is made."""
+    """The model, the rules and the form of files for which a preset is made."""
 
     config: Mapping[str, Any]
     rules: Any
@@ -155,7 +155,7 @@ class _Asked(NamedTuple):
         )
 
     def _chosen(self, names: list[str]) -> list[str]:
-        """The one of several files for models of one type that is for this model.
+        """Return that one of several files for models of one type that fits this model.
 
         Raises:
             LayoutError: if the configuration does not tell.
@@ -177,7 +177,7 @@ class _Asked(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
+        """Return the number of layers."""
         said = language_config(self.config)
         found = stated(said, "layers")
         kinds = said.get("layers_block_type") or said.get("hybrid_override_pattern")
@@ -205,7 +205,7 @@ class _Asked(NamedTuple):
 
 
 def _stages(asked: _Asked, layers: list[int] | None, extra: str, pp: int) -> Stages:
-    """The layers of each stage: as they are given, or as the engine splits them."""
+    """Return the layers of each stage: as given, or as the engine splits them."""
     if pp == 1 and layers is None:
         return Stages.of_counts([0])  # Nothing asks for them.
     total = asked.layers
@@ -217,7 +217,7 @@ def _stages(asked: _Asked, layers: list[int] | None, extra: str, pp: int) -> Sta
 
 
 def _mapped(layout: TensorLayout, axes: Mapping[str, tuple[str, ...]]) -> TensorLayout:
-    """The same layout with axes in place of axes."""
+    """Return the same layout with axes replaced by others."""
 
     def mapped(spec: Any) -> Any:
         if spec is None:
@@ -238,7 +238,7 @@ def _deployment(
     at: Mapping[str, Any],
     expert: Callable[[TensorLayout], TensorLayout] | None,
 ) -> Deployment:
-    """The rules of a file, with coordinates for names, and the layouts of experts in place of the file's.
+    """Return the deployment of a rules file, with coordinates for names, and other layouts for experts.
 
     Args:
         asked: the model.
@@ -277,7 +277,7 @@ def _engine(
     stages: Stages,
     expert: Callable[[TensorLayout], TensorLayout] | None,
 ) -> Deployment:
-    """The rules of a file for vLLM or SGLang, on stages."""
+    """Return the deployment of a rules file for vLLM or SGLang, on stages."""
     found = LayoutMap.from_toml(file, config=asked.given)
     at: dict[str, Any] = {}
     if stages.pp > 1:

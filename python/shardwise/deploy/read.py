@@ -58,6 +58,6 @@ def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Confi
 
 
 def no_mesh(rules: object, layouts: LayoutMap | Deployment) -> LayoutError:
-    """Say that a mesh is missing, and what its axes are called."""
+    """Return the message that a mesh is missing, with the names of its axes."""
     said = axes_said(layouts.rules().values()) if isinstance(layouts, LayoutMap) else ""
     return LayoutError(f"mesh is missing, and {called(rules)} has no mesh of its own{said}")

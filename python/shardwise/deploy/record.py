@@ -1,4 +1,4 @@
-"""Layouts of loaders that nobody wrote rules for: load element numbers, and see where they are.
+"""Layouts of loaders for which there are no rules: load numbered elements, and see where they arrive.
 
 Each element of each tensor has a number. A dtype of few bits holds a few digits of it, so the loader runs several
 times, with one digit of all numbers each time. Three further runs are checks: in one the first digit counts down, in
@@ -48,14 +48,14 @@ _DIGITS = {
     "float6_e2m3fn": 2**3,
     "float6_e3m2fn": 2**3,
 }
-#: The most values of padding that are named.
+#: The most values of padding that a message names.
 _MOST_VALUES = 8
 #: The most parameters that a message names.
 _MOST_NAMED = 3
 
 
 class NumberedTensors(Mapping[str, Any]):
-    """The tensors as a loader gets them: each is made when it is taken, and what is asked for is noted."""
+    """The tensors that a loader gets: each is made when it is taken, and the requests are noted."""
 
     def __init__(self, tensors: Mapping[str, _NumberedTensor], made: Callable[[_NumberedTensor], Any]) -> None:
         self._tensors, self._made = tensors, made
@@ -91,7 +91,7 @@ class _NumberedTensor(NamedTuple):
 
 
 class _Seen:
-    """The values that were seen of a parameter so far, element by element.
+    """The values of a parameter that were seen so far, element by element.
 
     Attributes:
         shape, dtype: Its shape, and the name of its dtype.
@@ -207,7 +207,7 @@ def _numbered(tensors: Mapping[str, Any]) -> dict[str, _NumberedTensor]:
 
 
 def _base(dtype: str, name: str | None) -> int:
-    """The whole numbers from 0 that a dtype holds."""
+    """Return the number of whole numbers, from 0, that a dtype holds exactly."""
     if dtype in _DIGITS:
         return _DIGITS[dtype]
     if dtype.startswith(("int", "uint")) and dtype.lstrip("uint").isdecimal():
@@ -222,7 +222,7 @@ def _total(given: Mapping[str, _NumberedTensor]) -> int:
 
 
 def _hashed(numbers: Numbers, base: int) -> Numbers:
-    """A digit that depends on all digits of a number."""
+    """Return a digit that depends on all digits of a number."""
     with np.errstate(over="ignore"):
         mixed = (numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
@@ -233,7 +233,7 @@ def _hashed(numbers: Numbers, base: int) -> Numbers:
 def _run(
     given: Mapping[str, _NumberedTensor], load: Callable[..., Any], make: Callable[..., Any] | None, base: int
 ) -> tuple[dict[str, _Seen], NumberedTensors]:
-    """The values seen of each parameter after all runs; and what the loader asked for in the last one."""
+    """Return the values of each parameter seen in all runs; and the loader's requests in the last one."""
     total, seen, place = max(_total(given), 1), {}, 1
     while True:
         values, asked = _loaded(given, load, make, lambda n, place=place: n // place % base)  # type: ignore[misc]
@@ -277,7 +277,7 @@ def _loaded(
     make: Callable[..., Any] | None,
     digits: Callable[[Numbers], Numbers],
 ) -> tuple[dict[str, tuple[tuple[int, ...], str, npt.NDArray[np.float64]]], NumberedTensors]:
-    """Shape, dtype and values, flat, of each parameter after a run with these digits of the numbers."""
+    """Return shape, dtype and flat values of each parameter after a run with these digits of the numbers."""
 
     def made(one: _NumberedTensor) -> Any:
         numbers = digits(np.arange(one.first, one.first + math.prod(one.shape))).reshape(one.shape)
@@ -298,7 +298,7 @@ def _loaded(
 
 
 def _values(name: str, array: Any) -> tuple[tuple[int, ...], str, npt.NDArray[np.float64]]:
-    """Shape, dtype and values of a parameter; float64 holds all whole numbers that are given."""
+    """Return shape, dtype and values of a parameter; float64 holds all whole numbers that are used."""
     dtype = getattr(array, "dtype", None)
     if hasattr(array, "detach"):  # PyTorch's, of which numpy does not know all dtypes.
         array = array.detach().cpu()
@@ -319,7 +319,7 @@ def _values(name: str, array: Any) -> tuple[tuple[int, ...], str, npt.NDArray[np
 def _differing(
     given: Mapping[str, _NumberedTensor], load: Any, make: Any, base: int, seen: Mapping[str, _Seen]
 ) -> dict[str, _Seen]:
-    """The parameters that have other values when the first run is repeated."""
+    """Return the parameters that get other values when the first run is repeated."""
     values, _ = _loaded(given, load, make, lambda n: n % base)
     found = {}
     for name, one in seen.items():

@@ -1,4 +1,4 @@
-"""Recordings: which elements of which tensors a process's own loader put where in its parameters."""
+"""Recordings: the elements of tensors that a process's own loader put into its parameters, and their places there."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RecordedParameter:
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """The number of elements of the parameter."""
         return math.prod(self.shape)
 
 
@@ -257,7 +257,7 @@ class Recording:
         return starts
 
     def _numbers(self, one: RecordedParameter | LocalParameter, starts: Mapping[str, int]) -> Numbers:
-        """The number of the element at each position of a parameter, over all tensors; -1 for padding."""
+        """Return the number of the element at each position of a parameter, over all tensors; -1 for padding."""
         found = np.full(math.prod(one.shape), -1, np.int64)
         if isinstance(one, RecordedParameter):
             for piece in one.pieces:
@@ -374,7 +374,7 @@ def _grid(first: int, counts: Sequence[int], strides: Sequence[int]) -> Numbers:
 
 
 def _strided(array: Any, start: int, counts: Sequence[int], strides: Sequence[int]) -> Any:
-    """A view of a contiguous array, whose strides are not negative."""
+    """Return a view of a contiguous array with these strides, which are not negative."""
     if isinstance(array, np.ndarray):
         flat = array.reshape(-1)[start:]
         steps = [stride * array.itemsize for stride in strides]

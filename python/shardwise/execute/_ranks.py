@@ -1,4 +1,4 @@
-"""The holder of a plan that each process is, and what all processes of a group agree on before they begin."""
+"""The holder of a plan that each process stands for; and the agreement of a group's processes before they begin."""
 
 from __future__ import annotations
 

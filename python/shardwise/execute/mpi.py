@@ -37,7 +37,7 @@ from ._ranks import agree, ranks_of
 __all__ = ["run", "run_model"]
 
 
-#: Buffers of a rank.
+#: The number of buffers of a rank.
 _BUFFERS = 8
 _MEMORY = 64 * 2**20
 #: MPI counts the bytes of a message in 32 bits.
@@ -196,7 +196,7 @@ def _together(comm: Any, verb: str) -> Iterator[_CommRanks]:
 
 
 def communicator_of(comm: Any) -> Any:
-    """Return mpi4py, if this is an intracommunicator of it."""
+    """Return the module `mpi4py.MPI`; refuse a `comm` that is not one of its intracommunicators."""
     try:
         from mpi4py import MPI
     except ImportError:
@@ -260,7 +260,7 @@ def _prepared(
     given: tuple[Sequence[int] | None, Sequence[int] | None],
     memory: int,
 ) -> Callable[[], Array | None]:
-    """Check everything on all ranks, before any of them sends; give a function that carries out the plan."""
+    """Check everything on all ranks before any of them sends; return a function that carries out the plan."""
     failure: Exception | None = None
     told = _Told(bytes(32), 0, None)
     try:
@@ -309,7 +309,7 @@ def _prepared(
 def _ranks_of(
     plan: ReshardPlan, src_ranks: Sequence[int] | None, dst_ranks: Sequence[int] | None, size: int
 ) -> tuple[list[int], list[int]]:
-    """The rank of each holder before, and of each after."""
+    """Return the rank of each holder before, and of each holder after."""
     same = same_holders(plan.src, plan.dst).tolist()
     sources = (
         list(range(plan.src.holder_count))
@@ -380,7 +380,7 @@ def _common_dtype(src: Array | None, out: Array | None) -> np.dtype[Any] | None:
 
 
 def _digest(plan: ReshardPlan, ranks: tuple[list[int], list[int]]) -> bytes:
-    """Equal on ranks that have the same plan: shapes alone would not tell two plans from each other."""
+    """Return a digest that is equal on ranks with the same plan: equal shapes would not show that."""
     digest = hashlib.blake2b(repr((plan.src.shape, plan.dst.shape, *ranks)).encode(), digest_size=32)
     for table in (plan.kept, plan.transfers):
         digest.update(np.ascontiguousarray(table).view(np.uint8).data)
@@ -416,7 +416,7 @@ def _agreed(all_of: _CommRanks, failure: Exception | None, told: _Told) -> str:
 
 
 def _dtype_of(said: str) -> np.dtype[Any]:
-    """The dtype of another rank's shard, read from the text that the rank has sent; `out` is made with it."""
+    """Return the dtype of another rank's shard from the text that the rank has sent; `out` is made with it."""
     code, _, name = said.partition(" ")
     try:
         if np.dtype(code).name == name:

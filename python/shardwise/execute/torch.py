@@ -140,7 +140,7 @@ class _TorchTransport(Transport):
         return rows
 
     def _all(self, tensor: Any) -> Any:
-        """The tensors of all processes of the group, stacked, on the CPU."""
+        """Return the tensors of all processes of the group, stacked, on the CPU."""
         found = [self._torch.empty_like(tensor) for _ in range(self.size)]
         self._dist.all_gather(found, tensor, group=self._group)
         return self._torch.stack(found).cpu()
@@ -167,7 +167,7 @@ class _TorchTransport(Transport):
         return wait
 
     def _ended(self, data: Any, part: MessagePart) -> Any:
-        """The memory of a part, with the mark after it if it has one."""
+        """Return the memory of a part, with the marker byte after it if it has one."""
         return data[: part.size if part.is_alone else part.size + 1]
 
     def _begin(self, transfer: Any, sends: bool, peer: int, data: Any) -> Any:
@@ -198,7 +198,7 @@ class _TorchTransport(Transport):
         self._lasts = {peer: iter(data.tolist()) for peer, data in heard.items()}
 
     def confirm(self) -> None:
-        """Compare what all have sent with what has arrived; whoever fails before leaves all others waiting.
+        """Check that everything that was sent has arrived; if a process fails before this, the others wait in vain.
 
         Raises:
             LayoutError: if a message was shorter than it should be.
@@ -252,7 +252,7 @@ def _device(torch: Any, *memories: Mapping[int, Any]) -> Any:
 
 
 def _take_over(program: ModelProgram, transport: Transport, memory: Memory) -> None:
-    """Copy what was received, and nothing else: what is padding in the tensors stays as it is."""
+    """Copy only the bytes that were received: padding in the tensors stays unchanged."""
     rows = program.descriptors
     for each in (rows.receives, rows.copies, rows.zeros):
         for row in each.tolist():

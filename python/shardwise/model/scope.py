@@ -238,7 +238,7 @@ def scope_entered(scope: LayoutScope) -> Iterator[LayoutScope]:
 
 
 def _level_of_caller() -> int:
-    """The `stacklevel` of a warning that points at the first line outside shardwise and the frameworks."""
+    """Return the `stacklevel` with which a warning points at the first line outside shardwise and the frameworks."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER_MODULES:
         level, frame = level + 1, frame.f_back

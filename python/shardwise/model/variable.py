@@ -166,7 +166,7 @@ class Variable:
         return ShardedArray(partition, [buffers[i] for i in partition.shard_ids().tolist()])
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Put the shards together: a new array.
+        """Return the shards combined into a new array.
 
         Raises:
             LayoutError: if the path is not known yet, or a shard is on no local device.
@@ -223,7 +223,7 @@ class Variable:
         return buffers
 
     def _filled(self, placement: PlacedVariable) -> _DeviceBuffers:
-        """Make the local shards: box by box if the initializer takes an index, else cut from the whole."""
+        """Return the local shards: made box by box if the initializer takes an index, else cut from the whole."""
         partition = placement.partition
         owners = {partition.shard_id(device): device for device in _local_devices(self._scope, placement)}
         if partition.is_packed:
@@ -241,7 +241,7 @@ class Variable:
         return {shard_id: view.copy() for shard_id, view in views.items()}
 
     def _filled_by_piece(self, placement: PlacedVariable, owners: dict[int, Any]) -> _DeviceBuffers:
-        """The same where a dim is packed: each shard is put together from its pieces, with zeros where it is padded."""
+        """Return the local shards of a packed tensor: each combined from its pieces, with zeros as padding."""
         partition = placement.partition
         whole = None if _takes_index(self._initializer) else self._made(placement.path, self._shape, None)
         # What several shards hold has the same values in all of them, however the initializer draws them.

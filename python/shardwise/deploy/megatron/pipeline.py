@@ -85,7 +85,7 @@ def pipeline(
 
 
 def _shared(num_layers: int, pp: int, vpp: int | None, embedding_counts: bool, loss_counts: bool) -> int:
-    """Places for layers on each stage, where all have as many."""
+    """Return the number of places for layers on each stage, if all stages have the same."""
     places = num_layers + embedding_counts + loss_counts
     called = "layers" if places == num_layers else "layers, with the embedding or the loss counted,"
     if places % pp:
@@ -96,7 +96,7 @@ def _shared(num_layers: int, pp: int, vpp: int | None, embedding_counts: bool, l
 
 
 def _uneven(num_layers: int, pp: int, vpp: int | None, first: int | None, last: int | None) -> list[int]:
-    """Layers on each stage, where the first or the last have their own number."""
+    """Return the number of layers on each stage, if the first or the last has its own number."""
     left, middle = num_layers, pp
     for name, own in (("first", first), ("last", last)):
         if own is None:
@@ -129,7 +129,7 @@ def _uneven(num_layers: int, pp: int, vpp: int | None, first: int | None, last: 
 def _stages(
     num_layers: int, places: list[int], vpp: int | None, embedding_counts: bool, loss_counts: bool, mtp: int
 ) -> Stages:
-    """Stages of so many places each; interleaved, layers go round the stages chunk by chunk."""
+    """Return stages with these numbers of places; if interleaved, layers go round the stages chunk by chunk."""
     pp, chunks = len(places), 1 if vpp is None or len(places) == 1 else vpp
     rows: list[list[Chunk]] = [[] for _ in range(pp)]
     at = 0
@@ -180,7 +180,7 @@ def _rows(layout: str) -> list[str]:
 
 
 def _check(layout: str, rows: list[str], num_layers: int, pp: int, mtp: int | None) -> None:
-    """Refuse what `PipelineParallelLayerLayout.validate_layer_layout` refuses."""
+    """Refuse a layout that `PipelineParallelLayerLayout.validate_layer_layout` refuses."""
     flat = "".join(rows)
     why = None
     if not flat.startswith("E") or flat.count("E") != 1:

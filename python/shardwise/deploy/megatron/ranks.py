@@ -18,7 +18,7 @@ __all__ = ["RankGroups", "Ranks"]
 #: Ranks that communicate with each other, one tuple for each group, ordered as Megatron orders both.
 RankGroups = tuple[tuple[int, ...], ...]
 
-#: Most ranks supported: each kind of group lists every rank once.
+#: The most ranks: each kind of group lists every rank once.
 _MOST_RANKS = 1 << 20
 _NAMES = ("tp", "pp", "dp", "ep", "cp")
 #: The names of axes of the expert mesh, by Megatron's names, which the dense mesh has.

@@ -87,7 +87,10 @@ class TilingSide:
         return bool(self._layouts.models)
 
     def follow(self, tensors: Mapping[str, Described], weights: Components, config: Mapping[str, Any]) -> list[LeftOut]:
-        """Give the components of quantized weights the layouts that follow from their weights' layouts."""
+        """Give the components of quantized weights the layouts that follow from their weights' layouts.
+
+        What the rules of a model cut otherwise than it may be is refused, or given as what is said of it.
+        """
         with importing:
             from ...quantized.follow import followed
             from ...quantized.forms import cast_weights, check_elements
