@@ -76,7 +76,7 @@ def are_adapters(names: Collection[str]) -> bool:
 
 
 def _factor(name: str) -> AdapterName | None:
-    """Take the name of a factor apart; give `None` for any other."""
+    """Return the parts of a factor's name; `None` for any other name."""
     match = _FACTOR.fullmatch(name)
     if match is None:
         return None
@@ -91,5 +91,5 @@ def _factor(name: str) -> AdapterName | None:
 
 
 def _weight(name: str) -> str:
-    """The name that the model's own file has for a weight."""
+    """Return the name that the model's own file has for a weight."""
     return re.sub(r"\.(?:base_layer|to_wrap|modules_to_save\.[^.]+)(?=\.)", "", name.removeprefix(_PREFIX))

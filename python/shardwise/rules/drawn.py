@@ -44,7 +44,7 @@ class Reported(Protocol):
 
 
 def kind_number(tensor: Any) -> int:
-    """Say what happens to a tensor: the number of its kind in `KINDS`."""
+    """Return the number, in `KINDS`, of a tensor's fate."""
     if tensor.num_shards is None:
         return 2 if tensor.rule is None and tensor.layout is not None else 3
     if not tensor.is_replicated:
@@ -123,7 +123,7 @@ def _layers(report: Any) -> dict[Any, list[str]]:
 
 
 def _told(tile: Tile, said: dict[Any, list[str]], mesh: DeviceMesh) -> Tile:
-    """The tile of a device with what is said of that; one that stands for several as it is."""
+    """Return the tile of a device with a text on it; a tile of several devices stays unchanged."""
     place = tuple(int(number) for number in re.findall(r"[0-9]+", tile.place))
     if len(place) != mesh.ndim or ":" in tile.place:
         return tile
@@ -136,7 +136,7 @@ def _told(tile: Tile, said: dict[Any, list[str]], mesh: DeviceMesh) -> Tile:
 
 
 def kinds_panel(report: Reported) -> list[Panel]:
-    """Draw bars of the bytes of the tensors of each kind, each tensor counted once; none if a dtype is unknown."""
+    """Return bars of the bytes of tensors of each kind, each tensor counted once; no bars if a dtype is unknown."""
     sizes, counts = [0] * len(KINDS), [0] * len(KINDS)
     for tensor in report.tensors:
         if tensor.nbytes is None:

@@ -79,7 +79,7 @@ class LayoutRule:
 
     @property
     def words(self) -> list[str]:
-        """Options that are set, as words: the uneven rule, "shared", "optional"."""
+        """The options that are set, as words: the uneven rule, "shared", "optional"."""
         return [word for word in (self.uneven, "shared" * self.shared, "optional" * self.optional) if word]
 
     def of_rank(self, rank: int) -> TensorLayout | None:
@@ -139,7 +139,7 @@ def checked_uneven(uneven: Any) -> UnevenRule:
 
 
 def sizes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh) -> str:
-    """Say which other sizes of one axis rules take where they do not take the mesh: the end of a message, or empty.
+    """Return the end of a message: other sizes of one axis that rules accept if they refuse the mesh; or empty.
 
     >>> from shardwise import DeviceMesh
     >>> from shardwise.packed import parse

@@ -1,4 +1,4 @@
-"""Tensors, values and files that do not arrive: counted and named by every verb in the same way (rule 2.23)."""
+"""Tensors, values and files that a new checkpoint lacks: counted and named in the same way everywhere (rule 2.23)."""
 
 from __future__ import annotations
 

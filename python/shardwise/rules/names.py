@@ -178,7 +178,7 @@ def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: b
 
 @cache
 def _index(elsewhere: bool) -> tuple[dict[str, list[int]], list[tuple[int, re.Pattern[str]]]]:
-    """The positions of entries by the names that they have, and those of patterns."""
+    """Return the positions of entries by their names, and the positions of patterns."""
     exact: dict[str, list[int]] = {}
     patterns = []
     for at, weight in enumerate(weights()):

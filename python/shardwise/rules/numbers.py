@@ -44,7 +44,7 @@ CONFIG_FILES = ("config.json", "huggingface/config.json")
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LARGEST = 2**63 - 1
-#: Those of models have some kilobytes.
+#: The most bytes of a configuration; those of models have some kilobytes.
 _LARGEST_FILE = 1 << 24
 #: The most keys or numbers that a message names, and the longest name of a number.
 _NAMED, _LONGEST_NAME = 8, 200
@@ -121,7 +121,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
         return "the configuration" if isinstance(self._config, Mapping) else repr(str(_config_file(self._config)))
 
     def said(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        """Those of the numbers that have these names, with their values, for the messages of what is made of them."""
+        """Return those numbers that have these names, with their values, for messages."""
         values = ((name, self[name]) for name in names if name in self._choices)
         return tuple((name, value) for name, value in values if isinstance(value, int))
 
@@ -163,7 +163,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
                 begun[needed] = self._worked_out(needed)
 
     def _worked_out(self, name: str) -> Iterator[str]:
-        """Find a number after those that are given to be found first."""
+        """Work out a number whose own numbers are known."""
         choices = self._choices[name]
         if isinstance(choices, tuple):
             self._found[name] = choices
@@ -218,7 +218,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
         return f"; if {found[0]} is meant, write that in [numbers] of a file of your own" if found else ""
 
     def _stated(self, key: str) -> int | tuple[int, ...] | None:
-        """The value of a key of the configuration; `None` if it has none."""
+        """Return the value of a key of the configuration; `None` if it has none."""
         if self._keys is None:
             self._keys = {} if self._config is None else language_config(read_config(self._config))
         found: Any = self._keys
@@ -235,7 +235,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
 
 
 def numbered(text: Any, sizes: Mapping[str, Any], numbers: NamedNumbers) -> PackedDim:
-    """Read a packed dim with sizes of its own, which may be expressions, and a file's numbers."""
+    """Return a packed dim read from text, with its own sizes, which may be expressions, and a file's numbers."""
     own = {name: integer(name, numbers.number(name, size)) for name, size in sizes.items()}
     dim, used = parse_with(text, _Both(own, numbers) if numbers else own)
     if unused := sorted(own.keys() - used.keys()):
@@ -263,7 +263,7 @@ class _Both(Mapping[str, "int | Sequence[int]"]):
 
 
 def config_beside(checkpoint: str | os.PathLike[str]) -> str | None:
-    """The path of the configuration in the folder of a checkpoint; `None` if there is none."""
+    """Return the path of the configuration in a checkpoint's folder; `None` if there is none."""
     path = path_of(checkpoint)
     folder = path if path.is_dir() else path.parent
     return next((str(folder / name) for name in CONFIG_FILES if (folder / name).is_file()), None)
@@ -295,7 +295,7 @@ def _config_file(config: str | os.PathLike[str]) -> Any:
 
 
 def read_config(config: Config) -> Mapping[str, Any]:
-    """Read what a model's configuration says.
+    """Return the contents of a model's configuration.
 
     Raises:
         OSError: if it cannot be read.
@@ -307,7 +307,7 @@ def read_config(config: Config) -> Mapping[str, Any]:
 
 
 def parsed_config(data: bytes, place: object) -> Mapping[str, Any]:
-    """Parse a model's configuration, which is at this place.
+    """Return the contents of a model's configuration from its bytes; `place` is for messages.
 
     Raises:
         ParseError: if it is not an object of JSON.

@@ -58,7 +58,7 @@ def pairs_of(rules: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _axes_of(number: int, spec: Any) -> Any:
-    """The entries of a spec: those of a `PartitionSpec`, of a tuple or of a list; `None` cuts nothing."""
+    """Return the entries of a spec: of a `PartitionSpec`, a tuple or a list; `None` cuts nothing."""
     if spec is None:
         return ()
     if isinstance(spec, (TensorLayout, LayoutRule)):
@@ -78,7 +78,7 @@ def _axes_of(number: int, spec: Any) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """The list that a text of Python writes out: tuples, lists, texts, `None`, and calls that make specs."""
+    """Return the list that a text of Python writes out: tuples, lists, texts, `None`, and calls that make specs."""
     if len(text) > _LONGEST:
         raise ParseError(f"rules: a text of {len(text)} characters, over the limit of {_LONGEST}")
     try:

@@ -136,12 +136,12 @@ def _text(text: str) -> str:
 
 
 def _name(name: str) -> str:
-    """A name that may be broken after its dots and slashes."""
+    """Return a name as HTML that can be broken after its dots and slashes."""
     return _text(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
 
 
 def _json(value: Any) -> str:
-    """JSON in which no text can end the element that contains it."""
+    """Return a value as JSON that is safe inside an HTML script element."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
@@ -165,7 +165,7 @@ def _axes(mesh: DeviceMesh) -> str:
 
 
 def _layout(report: Any, layout: TensorLayout | None) -> str:
-    """The axes of a layout; in a deployment also its mesh, and which devices are in that."""
+    """Return the axes of a layout; in a deployment also its mesh, and the mesh's devices that it is on."""
     if layout is None:
         return "?"
     axes, mesh = axes_text(layout), layout.device_mesh
@@ -180,13 +180,13 @@ def _devices(mesh: DeviceMesh) -> str:
 
 
 def _bars(report: Any) -> str:
-    """The bars of the report, without the words that are already on the page."""
+    """Return the bars of the report, without texts that the page shows elsewhere."""
     picture = report_picture(report)
     return svg_of(replace(picture, views=tuple(replace(view, captions=()) for view in picture.views)))
 
 
 def _meshes(report: Any) -> Iterator[str]:
-    """The section about the meshes of a deployment, and what is on each of their devices."""
+    """Return the section about the meshes of a deployment, and the contents of their devices."""
     if report.meshes:
         yield "<section>\n<h2>Meshes of the deployment</h2>"
         drawn = svg_of(meshes_picture(report))
@@ -210,7 +210,7 @@ def _figures(report: Any) -> str:
 
 
 def _problems(report: Any) -> Iterator[str]:
-    """The sections about problems, one for each kind."""
+    """Yield the sections about problems, one for each kind."""
     replicated = [tensor.name for tensor in report.tensors if tensor.is_replicated and report.is_everywhere(tensor)]
     lists = [
         ("Replicated on every device", replicated, ""),
@@ -254,7 +254,7 @@ def _indivisible(report: Any) -> Iterator[str]:
 
 
 def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
-    """Names that have something in common, one line for those that differ only in numbers; open if it is a problem."""
+    """Return a list of names with one line for those that differ only in numbers; it is open if it shows a problem."""
     found = group_names((text, None) for text in texts)
     yield f"<details{' open' if kind == 'bad' else ''}><summary>{title}: {len(texts):,}</summary>"
     items = "".join(
@@ -284,7 +284,7 @@ def _head(column: str, kind: str) -> str:
 
 
 class _Page:
-    """The rows of the table, and the cuts that they refer to."""
+    """The rows of the table, and the list of cuts that they refer to."""
 
     def __init__(self, report: Any) -> None:
         self._report = report
@@ -407,7 +407,7 @@ class _Page:
         }
 
     def _look(self, tensor: Any) -> tuple[Any, ...]:
-        """The properties that tensors in one row have in common."""
+        """Return the properties that tensors in one row have in common."""
         reason = self._reasons.get(tensor.name, ("", ""))[1]
         held = tensor.layout, tensor.tiling, tensor.num_shards
         return tensor.shape, tensor.dtype, *held, tensor.rule, tensor.uneven, reason

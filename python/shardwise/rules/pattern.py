@@ -121,7 +121,7 @@ class Replacement:
             raise _refused(argument, pattern, str(error)) from None
 
     def applied(self, name: str) -> str:
-        """The name with all matches replaced."""
+        """Return the name with all matches replaced."""
         matches = self._search.matches(name)
         if matches is None:
             raise _undecided(self._argument, self.pattern, name)
@@ -149,7 +149,7 @@ def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
 
 
 def _parts(argument: str, pattern: re.Pattern[str], replacement: str) -> list[str | int]:
-    """The texts of a replacement, and between them the groups, by number."""
+    """Return the texts of a replacement, with the numbers of the groups between them."""
     parts: list[str | int] = []
     at = 0
     while at < len(replacement):

@@ -87,7 +87,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def hindering(self) -> tuple[IndivisibleDim, ...]:
-        """Those of `indivisible` whose tensors therefore cannot be placed."""
+        """The entries of `indivisible` that prevent their tensors from being placed."""
         even = {tensor.name for tensor in self.unplaced if tensor.uneven == "even"}
         return tuple(problem for problem in self.indivisible if problem.name in even)
 
@@ -114,7 +114,7 @@ class LayoutReport(Drawn):
         return replicated / whole if whole and replicated is not None else None
 
     def is_everywhere(self, tensor: TensorReport) -> bool:
-        """Say whether every device of the report's mesh is in the tensor's mesh."""
+        """Return whether every device of the report's mesh is in the tensor's mesh."""
         mesh = None if tensor.layout is None else tensor.layout.device_mesh
         return self.device_mesh is None or mesh is None or mesh.size >= self.device_mesh.size
 

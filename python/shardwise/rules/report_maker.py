@@ -1,4 +1,4 @@
-"""The making of reports on layout maps."""
+"""The maker of reports on layout maps."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class _ReportMaker:
     def _follower(
         self, tensor: _ReportEntry, rule: str | None, layout: TensorLayout | Partition | SharedTiling | str
     ) -> TensorReport:
-        """A tensor that is cut as another is."""
+        """Return the report on a tensor that is cut like another."""
         name, shape, dtype, bits = tensor
         said = None if rule is None else self._keys.get(rule, rule)
         why = layout if isinstance(layout, str) else ""
@@ -235,7 +235,7 @@ class _ReportMaker:
         return TensorReport(name, shape, dtype, bits, said, own, None, None, self._uneven)
 
     def _placed(self, name: str, rule: str | None, rank: int) -> TensorLayout | None:
-        """The layout of a tensor of a deployment; why it has none is recorded."""
+        """Return the layout of a tensor of a deployment; if it has none, the reason is recorded."""
         assert self._look_up is not None
         try:
             layout = self._look_up(name, rank)
@@ -249,7 +249,7 @@ class _ReportMaker:
     def _fits(
         self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout, uneven: UnevenRule
     ) -> bool:
-        """Say whether the layout can cut the shape; what prevents it is recorded."""
+        """Return whether the layout can cut the shape; if not, the reason is recorded."""
         if layout.rank != len(shape):
             self._rank_mismatches.append(RankMismatch(name, rule, len(shape), layout.rank))
             return False
@@ -279,7 +279,7 @@ class _ReportMaker:
 
 
 def _axes_of(layout: TensorLayout) -> frozenset[str]:
-    """The axes that cut a layout, also those of which only a part does."""
+    """Return the axes that cut a tensor in a layout, including axes of which only a sub-axis does."""
     return frozenset(name.partition(":(")[0] for name in layout.named_axes())
 
 

@@ -40,7 +40,7 @@ def totals_lines(report: Any) -> list[str]:
 
 
 def _reasons(report: Any) -> str:
-    """The reasons why tensors cannot be placed, each counted for one reason."""
+    """Yield the reasons why tensors cannot be placed, with counts; each tensor is counted for one reason."""
     counts = {
         "clashing": len(report.clashes),
         "of another rank": len(report.rank_mismatches),
@@ -67,7 +67,7 @@ def _held(report: Any, whole: int) -> Iterator[str]:
 
 
 def _stages(report: Any) -> Iterator[str]:
-    """The bytes of each stage, and of the fullest device."""
+    """Return the bytes of each stage, and of the fullest device, as text."""
     named = next((name for name, mesh in report.meshes if "pp" in mesh.axis_names), None)
     if named is not None:
         rows = report.bytes_along("pp", named).tolist()
@@ -95,7 +95,7 @@ def _row(tensor: TensorReport) -> tuple[str, ...]:
 
 
 def unmatched_text(tensors: tuple[TensorReport, ...]) -> str:
-    """Say which tensors no rule matches, and how large they are."""
+    """Return a sentence on the tensors that no rule matches, with their size."""
     names = ", ".join(repr(tensor.name) for tensor in tensors[:_NAMES_SHOWN])
     more = f" and {len(tensors) - _NAMES_SHOWN} more" if len(tensors) > _NAMES_SHOWN else ""
     nbytes = sum_known(tensor.nbytes for tensor in tensors)

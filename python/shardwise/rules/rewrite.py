@@ -64,7 +64,7 @@ class Side:
         return self.names[0][1].fields | frozenset(self.stack)
 
     def described(self) -> Any:
-        """The entry that `Rewrites` takes for it."""
+        """Return the entry of `Rewrites` that describes this side."""
         found: dict[str, Any] = {}
         if len(self.names) == 1 and not self.names[0][0]:
             found["name"] = self.names[0][1].text
@@ -94,11 +94,11 @@ class Rewrite:
     optional: bool = False
     #: Why no tensor can be rewritten so.
     refused: str | None = None
-    #: The numbers of a model that it was worked out from, for messages.
+    #: The model's numbers with which the rewrite was made, for messages.
     numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def turned(self) -> Rewrite:
-        """From the target to the source.
+        """Return the inverse rewrite, from the target to the source.
 
         Raises:
             LayoutError: if the target is padded and the size without padding is not given.
@@ -111,7 +111,7 @@ class Rewrite:
         return replace(self, source=self.target, target=self.source)
 
     def described(self) -> dict[str, Any]:
-        """The entry that `Rewrites` takes for it."""
+        """Return the entry of `Rewrites` that describes this rewrite."""
         found: dict[str, Any] = {"from": self.source.described(), "to": self.target.described()}
         if self.size is not None:
             found["size"] = self.size
@@ -123,7 +123,7 @@ class Rewrite:
 
 
 def read_rewrite(value: Any, numbers: NamedNumbers) -> list[Rewrite]:
-    """A rewrite, once for each text of the choices that are on both sides."""
+    """Return the rewrites that an entry describes: one for each text of the choices that both sides have."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping with from and to, got {shown(value)}")
     _check_keys(value, _REWRITE_KEYS)
@@ -271,7 +271,7 @@ def _choices(side: Side) -> tuple[tuple[str, ...], ...]:
 
 
 def _by_part(key: str, side: Side) -> Side:
-    """The side with its choice, if it has one, as parts."""
+    """Return the side with the texts of its choice as parts, if it has a choice."""
     choices = _choices(side)
     if not choices:
         return side
@@ -289,7 +289,7 @@ def _by_part(key: str, side: Side) -> Side:
 
 
 def _check_pair(source: Side, target: Side, size: int | None) -> None:
-    """Refuse sides that do not have the same tensors, or do not state the order."""
+    """Refuse sides that cannot describe the same tensors, or do not state an order."""
     for key, side in (("from", source), ("to", target)):
         fields = {template.fields for _, template in side.names}
         if len(fields) > 1:

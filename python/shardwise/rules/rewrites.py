@@ -72,7 +72,7 @@ class Rewrites:
     """
 
     sets: tuple[RewriteSet, ...]
-    #: Notes on the files that they are from, such as that these are for models of another type.
+    #: Warnings about the files of the rewrites, such as that a file is for models of another type.
     _notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __init__(
@@ -177,7 +177,7 @@ class Rewrites:
         return self._of((*self.sets, *other.sets), (*self._notes, *other._notes))
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to do."""
+        """Return whether there is any rewrite or dropped name."""
         return any(one.rewrites or one.drop or one.unmatched != "keep" for one in self.sets)
 
     @classmethod

@@ -39,7 +39,7 @@ MATCH_MODES: tuple[MatchMode, ...] = ("search", "match", "fullmatch")
 #: A layout map remembers the rules of this many paths; then it forgets them all and starts again.
 REMEMBERED_PATHS = 65_536
 
-#: For a longer rule, compiling alone takes seconds.
+#: The most characters of a rule: compiling a longer one takes seconds.
 _LONGEST_RULE = 1 << 20
 
 #: The most rules that a message names for one path.
@@ -133,7 +133,7 @@ class RuleSearch:
 
 
 class Answers(dict[str, "LayoutRule | None"]):
-    """The rules of paths, each looked up when first asked for.
+    """The rules of paths, each looked up at the first request and then kept.
 
     Threads may share it. The rules are compiled at the first look-up; when the map changes, it makes a new one.
 
@@ -169,7 +169,7 @@ class Answers(dict[str, "LayoutRule | None"]):
 
 
 def checked_match(match: Any) -> MatchMode:
-    """Return a place in a path where rules have to match.
+    """Return `match` if it is a known kind of match; else refuse it.
 
     Raises:
         LayoutError: if it is none of the three.
@@ -209,7 +209,7 @@ def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Patte
 
 
 def too_large(steps: int) -> str:
-    """Say that the counted repetitions of a regular expression add too many steps, and what to write."""
+    """Return the message that counted repetitions make a regular expression too large, with advice."""
     return (
         f"is too large: its counted repetitions, such as {{1,50}}, come to {steps:,} steps when they are written out, "
         "over the limit of 1,000 for one expression and 16,000 for all of a file; + or * in their place would do"

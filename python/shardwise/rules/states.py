@@ -19,7 +19,7 @@ from .._garbage import uncollected
 
 __all__ = ["MASTER", "StateName", "TrainingNames", "training_names"]
 
-#: The kind of a master copy, whatever a framework calls it.
+#: Our name for the kind of a master copy.
 MASTER = "master"
 #: The other names of a master copy.
 _MASTERS = frozenset({"fp32", "fp32_param", "master_param", "fp32_from_fp16_params", "fp32_master", "main_param"})
@@ -57,7 +57,7 @@ _BESIDE = re.compile(
 )
 #: The prefix of the model that is trained, of several under which weights lie.
 _MODEL = ("model", "params", "module", "target")
-#: For so many optimizers it is searched under which prefix the weights lie, for the others those are tried.
+#: The number of optimizers for which the prefix of the weights is searched; for others the found prefixes are tried.
 _SEARCHED = 8
 _SAMPLES = 8
 _MOST_PREFIXES = 16
@@ -71,7 +71,7 @@ _FIRST_CALLED = {kind: MASTER if kind in _MASTERS or kind == "param" else kind f
 
 
 class StateName(NamedTuple):
-    """The name of a state, taken apart: `before + parameter + after` is the name.
+    """The name of a state in parts: `before + parameter + after` is the name.
 
     Attributes:
         parameter: The name of the parameter, as it is in the state's name.
@@ -129,7 +129,7 @@ class TrainingNames:
 
 
 class _Root:
-    """The names under one part that may be an optimizer."""
+    """The names that begin with one part that may be an optimizer."""
 
     __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "names", "parent", "text")
 
@@ -145,7 +145,7 @@ class _Root:
         self.names: list[str] = []
 
     def samples(self, count: int) -> list[str]:
-        """So many of the names, from all over them, without what they have in common."""
+        """Return at most `count` of the names, spread over all of them, without their common beginning."""
         names = self.names
         if len(names) > count:
             names = [names[number * len(names) // count] for number in range(count)]
@@ -204,7 +204,7 @@ def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingName
 
 
 def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], dict[str, None]]:
-    """Sort names: those under what may be an optimizer, the certain ones first; and all that may be weights."""
+    """Sort names into those under a part that may be an optimizer, the certain ones first, and possible weights."""
     roots: dict[str, _Root] = {}
     weights: dict[str, None] = {}
     last, under = None, list[str]()  # Most names are under the same as the one before.
@@ -229,12 +229,12 @@ def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], di
 
 
 def _whole(text: str) -> str:
-    """The optimizer of which this is a part."""
+    """Return the name of the optimizer of which this text is a part."""
     return text.removesuffix("state.").removesuffix("param_groups.").removesuffix("distributed.")
 
 
 def _matched(name: str) -> re.Match[str] | None:
-    """Find the part of a name that may be an optimizer."""
+    """Return the match of a name's part that may be an optimizer."""
     match = _OPTIMIZER.match(name) if "opt" in name else None
     if match is None and ("state." in name or "param_groups." in name):
         match = _STATE.match(name)
@@ -253,7 +253,7 @@ def _root_of(name: str, roots: dict[str, _Root]) -> _Root | None:
 
 
 def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
-    """The texts before parameters in names of weights, found for a few of the states."""
+    """Return the texts before parameters in weights' names, found for a few of the states."""
     parameters: set[str] = set()
     for rest in root.samples(_SAMPLES):
         state = _by_kind(root, rest)
@@ -274,7 +274,7 @@ def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
 
 
 def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
-    """The prefix under which weights of most states are; of several such the nearest; `None` if nothing decides."""
+    """Return the prefix with which most states have weights; of several the nearest; `None` if no prefix is best."""
     tried = root.samples(_TRIED)
     counts = {prefix: sum(_by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
     most = max(counts.values())
@@ -297,7 +297,7 @@ def _add_states(
     others: list[str],
     trained: set[str],
 ) -> bool:
-    """Add the states under one part; of what is an optimizer for certain also the names that are no state's.
+    """Add the states under one part; if it is certainly an optimizer, also its names that are not states.
 
     Returns:
         True if any of them has a weight.
@@ -354,7 +354,7 @@ def _add_states(
 
 
 def _by_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
-    """Find the weight of which a name under an optimizer is a state: the longest that there is."""
+    """Return the longest weight's name of which a name under an optimizer may be a state."""
     if not root.has_states or rest.endswith("."):
         return None
     if root.is_optax or (rest.partition(".")[0] in _FIRST and rest.rpartition(".")[2] not in _KINDS):
@@ -398,7 +398,7 @@ def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, N
 
 
 def _by_kind(root: _Root, rest: str) -> StateName | None:
-    """Take a name under an optimizer apart by the kinds that are known, where its weight is not."""
+    """Return a name under an optimizer split by the known kinds of states, if its weight is not there."""
     first, dot, end = rest.partition(".")
     start, last_dot, last = rest.rpartition(".")
     if not dot or not end or not root.has_states or rest.endswith("."):
@@ -425,7 +425,7 @@ def _called(kind: str) -> str:
 
 
 def _by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str]:
-    """The names of weights, by the names that their parameters have in the names of states."""
+    """Return the weights' names by the names that states have for the parameters."""
     if len(prefixes) != 1:
         return {name: name for name in weights}
     (prefix,) = prefixes

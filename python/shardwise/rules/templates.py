@@ -19,14 +19,14 @@ __all__ = ["NameIndex", "Template", "parse_template", "ways"]
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([^{}]+)")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _SEPARATOR = re.compile(r"[./]")
-#: Names have up to 4,096 bytes; longer templates never match.
+#: The most bytes of a template: names have up to 4,096 bytes.
 _LONGEST = 4096
 _MOST_WAYS = 1024
 #: The most comparisons of names with templates for one set of rewrites: some ten seconds.
 _MOST_TRIED = 20_000_000
-#: So many comparisons take as long as what is done to a tensor that is rewritten.
+#: The number of comparisons that take as long as rewriting one tensor.
 _AS_LONG = 8
-#: After how many passes over all names these are listed by their parts.
+#: The number of passes over all names after which an index of names by parts is made.
 _PASSES = 16
 
 _SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*|[0-9]{1,18})\s*([+-])\s*(\w+)")
@@ -53,12 +53,12 @@ class Template:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The names of its fields."""
+        """Return the names of its fields."""
         return frozenset(name for kind, value in self.tokens for name in _fields(kind, value))
 
     @property
     def spanning(self) -> frozenset[str]:
-        """The names of those fields that may match dots."""
+        """Return the names of the fields that may match dots."""
         return frozenset(str(value) for kind, value in self.tokens if kind == "rest")
 
     @property
@@ -68,7 +68,7 @@ class Template:
         return tuple(dict.fromkeys(found))
 
     def chosen(self, choice: tuple[str, ...], text: str) -> Template:
-        """The template with one text in place of a choice."""
+        """Return the template with one text in place of a choice."""
         tokens = tuple(
             ("text", text) if (kind, value) == ("choice", choice) else (kind, value) for kind, value in self.tokens
         )
@@ -109,17 +109,17 @@ class Template:
 
     @cached_property
     def _shifts(self) -> dict[str, int]:
-        """The shift of each field that is a number."""
+        """Return the shift of each field that is a number."""
         return {value[0]: int(value[1]) for kind, value in self.tokens if kind == "shifted"}
 
     @cached_property
     def _cycles(self) -> dict[str, tuple[int, str]]:
-        """The divisor and the remainder's field of each quotient."""
+        """Return, for each quotient, the divisor and the remainder's field."""
         return {value[0]: (int(value[1]), value[2]) for kind, value in self.tokens if kind == "cycled"}
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """The regular expression for the names that it matches as a whole, with a group for each field."""
+        """Return the regular expression for whole names, with a group for each field."""
         seen: set[str] = set()
         parts = []
         for kind, value in self.tokens:
@@ -135,9 +135,9 @@ class Template:
 
     @cached_property
     def whole_parts(self) -> tuple[str, ...]:
-        """The texts between dots and slashes that each name it matches has among its own."""
+        """Return the texts that are whole parts, between dots and slashes, of every name that it matches."""
         found: list[str] = []
-        #: The text since the last separator; `None` if there is something else as well.
+        #: The text since the last separator; `None` if there are fields too.
         part: str | None = ""
         for kind, value in self.tokens:
             if kind != "text":
@@ -151,7 +151,7 @@ class Template:
         return tuple(found if part is None else [*found, part])
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The name with these values for its fields.
+        """Return the name with these values for its fields.
 
         Raises:
             LayoutError: if something is added to a field that is not a number, or it becomes negative, or a remainder
@@ -216,7 +216,7 @@ class NameIndex:
         self._tried = 0
 
     def add(self, name: str) -> None:
-        """Add a name after all others; one that is there stays where it is."""
+        """Add a name after all others; a name that is already there keeps its position."""
         if name not in self.order:
             self.order[name] = self._next
             self._next += 1
@@ -224,13 +224,13 @@ class NameIndex:
                 self._list(name, self._by_part)
 
     def discard(self, name: str) -> None:
-        """Take a name out, if it is there."""
+        """Remove a name, if it is there."""
         if self.order.pop(name, None) is not None and self._by_part is not None:
             for part in _SEPARATOR.split(name):
                 self._by_part[part].discard(name)
 
     def matched(self, template: Template) -> dict[str, dict[str, str]]:
-        """The names that a template matches, in order, with the values of its fields.
+        """Return the names that a template matches, in order, with the values of its fields.
 
         Raises:
             LayoutError: if names were compared with templates too often.
@@ -253,7 +253,7 @@ class NameIndex:
             self.discard(name)
 
     def count(self, tried: int) -> None:
-        """Count comparisons of names with templates, and refuse more than can be made in seconds."""
+        """Add to the count of comparisons, and refuse more than can be made in seconds."""
         self._tried += tried
         if self._tried > self._most:
             raise LayoutError(
@@ -285,14 +285,14 @@ def _field(value: str | tuple[str, ...]) -> str:
 
 
 def _fields(kind: _WordKind, value: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The fields of a token."""
+    """Return the names of the fields of a token."""
     if kind in ("text", "choice"):
         return ()
     return (value[0], value[2]) if kind == "cycled" else (_field(value),)
 
 
 def ways(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """All ways to choose a text from each.
+    """Return all combinations of one text from each choice.
 
     Raises:
         LayoutError: if there are too many.

@@ -148,7 +148,7 @@ def checked_size(size: int, what: str) -> int:
 
 
 def sum_known(numbers: Iterable[int | None]) -> int | None:
-    """Add numbers up; `None` if one is not known."""
+    """Return the sum of numbers; `None` if one is not known."""
     total = 0
     for number in numbers:
         if number is None:

@@ -164,7 +164,7 @@ def read_compared(file: RulesOrDocument) -> list[str]:
 
 
 def read_models(file: str | os.PathLike[str] | TextIO) -> tuple[str, ...]:
-    """Read for models of which types a rules file is; none if it does not say."""
+    """Return the types of models that a rules file is for; none if it does not state them."""
     return tuple(read_document(file).tables.get("models", ()))
 
 
@@ -240,7 +240,7 @@ def _default(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
 
 
 def read_layout(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
-    """Read what a rule says: a list of axes, or a table with one."""
+    """Return the contents of a rule: a list of axes, or a table with one."""
     unreduced: list[Any] = []
     uneven, flags = None, {"shared": False, "optional": False}
     if isinstance(value, dict):
@@ -261,7 +261,7 @@ NOT_CUT = ("None", "none", "null", "-", "*")
 #: The most axes that a message names.
 _MOST_AXES = 8
 
-#: A longer key goes in brackets after a prefix, whatever it is.
+#: The most characters of a key that may follow a prefix without brackets.
 _LONGEST_UNBRACKETED = 1000
 
 #: The keys of a rule that is a table.
