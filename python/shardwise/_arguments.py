@@ -1,4 +1,4 @@
-"""Checks of arguments, which name what is wrong; `int64_array` is called from the compiled module as well."""
+"""Checks of arguments, whose messages name the argument; the compiled module calls `int64_array` too."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def path_of(file: str | os.PathLike[str]) -> Path:
 
 
 def is_masked(value: object) -> bool:
-    """Return whether it is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
+    """Return whether a value is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
     return isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)
 
 

@@ -147,7 +147,7 @@ def _prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new file beside the target, locked while it is open: the lock shows that its writer is alive."""
+    """Return a new file beside the target, locked while it is open: the lock shows that its writer is alive."""
     while True:
         temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
         try:
@@ -168,7 +168,7 @@ def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; without waiting, say whether that worked. Where locks are not supported, it always works."""
+    """Lock an open file, waiting or not; return whether it is locked, which it never is on Windows."""
     if sys.platform == "win32":
         return False
     try:
@@ -222,7 +222,7 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _open_file(descriptor: int, path: Path) -> Iterator[IO[bytes]]:
-    """An open file, to be written at its position: opening it again would begin at its first byte."""
+    """Yield an open file object that writes at the descriptor's position."""
     for stream in (sys.stdout, sys.stderr):
         # What was printed earlier must come first.
         with contextlib.suppress(OSError, ValueError, AttributeError):

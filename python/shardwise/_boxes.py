@@ -1,4 +1,4 @@
-"""Boxes as people write them: slices, pairs, arrays of bounds."""
+"""Boxes in the forms that callers give: slices, pairs, arrays of bounds."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def key_of(holder: HolderBoxes) -> tuple[Any, ...]:
 
 
 def chunks_key(chunks: tuple[int, ...] | None) -> tuple[Any, ...]:
-    """All boxes in a form that can be hashed, if they are the chunks of a grid: there may be millions."""
+    """Return all boxes in a hashable form, if they are the chunks of a grid, of which there may be millions."""
     return () if chunks is None else (_CHUNKS, chunks)
 
 
@@ -175,7 +175,7 @@ def method_of_key(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]
 
 
 def _chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The chunks of a grid in C order, those at the far ends with what is left."""
+    """Return the chunks of a grid in C order; those at the far ends may be smaller."""
     sides = zip(shape, chunks, strict=True)
     return product(*([(start, min(start + n, size)) for start in range(0, size, n)] for size, n in sides))
 

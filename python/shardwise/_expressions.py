@@ -50,7 +50,7 @@ class Expression:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in it, each once, in the order in which they are needed."""
+        """The names in the expression, each once, in the order in which they are needed."""
         return tuple(dict.fromkeys(str(value) for kind, value in self.steps if kind in ("name", "entry")))
 
     def value(self, names: Mapping[str, int | Sequence[int]]) -> int:

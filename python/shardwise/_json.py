@@ -1,4 +1,4 @@
-"""Reading JSON strictly: what a file says about itself is a claim."""
+"""Strict reading of JSON: the contents of a file are not trusted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _pairs(value: Any) -> int:
 
 
 def _check_density(data: bytes, path: object, offset: int) -> None:
-    """Refuse what would take far more memory than its text: many containers and keys without content.
+    """Refuse JSON that would take far more memory than its text: many containers and keys without content.
 
     A list takes 56 bytes and an object or a key more, for two to five of the text. Descriptions of tensors have
     text between them, so they make up less than one byte in eight.

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first needed, to keep the import of the package fast."""
+"""Modules that are imported at their first use, to keep the import of the package fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them, and values in messages."""
+"""Numbers in the forms that users write, and values in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that have room before they are started: without it one hangs whoever starts it, or ends the process."""
+"""Threads that are started only if there is memory: a failed start would hang the caller or end the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BESIDE = 2 << 20
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads that do what is submitted; as many as asked for, or as there is memory for.
+    """A pool of threads for submitted functions: as many as asked for, or as there is memory for.
 
     Args:
         threads: The number of threads.
@@ -37,10 +37,10 @@ class Threads(ThreadPoolExecutor):
         super().__init__(count, thread_name_prefix=prefix)
 
     def submit(self, fn: Callable[..., Returned], /, *args: Any, **kwargs: Any) -> Future[Returned]:
-        """Have a function called in one of them.
+        """Have a function called in one of the threads; return its future.
 
         Raises:
-            MemoryError: if it cannot be started.
+            MemoryError: if a thread cannot be started.
         """
         try:
             return super().submit(fn, *args, **kwargs)

@@ -37,7 +37,7 @@ class ShardwiseError(Exception):
 
 
 class MeshError(ShardwiseError, ValueError):
-    """An invalid mesh: sizes, names or devices that do not fit together, or a device that it does not have."""
+    """An invalid mesh: sizes, names or devices that contradict each other, or a device that the mesh does not have."""
 
 
 class LayoutError(ShardwiseError, ValueError):
@@ -45,7 +45,7 @@ class LayoutError(ShardwiseError, ValueError):
 
 
 class ParseError(ShardwiseError, ValueError):
-    """A text or a message that does not follow its format; says where it stops making sense."""
+    """A text or a message that does not follow its format; the message names the place."""
 
 
 class SizeOverflowError(ShardwiseError, OverflowError):
@@ -57,4 +57,4 @@ class InternalError(ShardwiseError, RuntimeError):
 
 
 class ShardwiseWarning(UserWarning):
-    """Something that looks wrong or does not arrive, although it prevents nothing; `strict` makes it an error."""
+    """A likely mistake, or data that will be missing, that prevents nothing; `strict` makes it an error."""
