@@ -109,7 +109,7 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
 
 
 def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceMesh, shards: _Columns) -> None:
-    """Write into `shards` what every rank holds along a dim that strided shards cut."""
+    """Write each rank's part of a dim that strided shards cut into `shards`."""
     ids, pieces = pieces_along(dim, size, placements, mesh)
     shards.shapes[:, dim] = np.array([sum(stop - start for start, stop in piece) for piece in pieces])[ids]
     shards.offsets[:, dim] = np.array([piece[0][0] if piece else size for piece in pieces])[ids]
@@ -119,7 +119,7 @@ def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceM
 def pieces_along(
     dim: int, size: int, placements: list[Placement], mesh: DeviceMesh
 ) -> tuple[npt.NDArray[np.int64], list[Ranges]]:
-    """The chunks into which PyTorch cuts a dim, and which of these every rank holds."""
+    """Return the number of each rank's piece of a dim, and the pieces into which PyTorch cuts the dim."""
     coordinates = mesh.coordinates()
     ids = np.zeros(mesh.size, np.int64)
     cuts: list[tuple[int, int]] = []
@@ -131,7 +131,7 @@ def pieces_along(
 
 
 def merged_ranges(ranges: Ranges) -> Ranges:
-    """Ascending ranges, with those that touch as one."""
+    """Return ascending ranges, with touching ones joined."""
     joined: Ranges = []
     for start, stop in ranges:
         if joined and joined[-1][1] == start:

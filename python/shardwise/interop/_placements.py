@@ -157,7 +157,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
 
 
 def cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[StridedCut | None]:
-    """The axes that cut each dim; `None` where no layout can express it."""
+    """Return the axes that cut each dim; `None` if no layout can express the cut."""
     cuts: list[list[tuple[str, int | None]]] = [[] for _ in range(rank)]
     for name, placement in zip(mesh.axis_names, placements, strict=True):
         if isinstance(placement, (Shard, StridedShard)):

@@ -145,7 +145,7 @@ def check_total(tensors: Mapping[str, Any]) -> None:
 
 @contextmanager
 def folder_of(config: Mapping[str, Any]) -> Iterator[str]:
-    """A folder with a `config.json`, from which an engine reads a model's configuration."""
+    """Yield a folder with a `config.json`, from which an engine reads a model's configuration."""
     if not isinstance(config.get("architectures"), list) or not config["architectures"]:
         raise LayoutError(
             "the configuration has no architectures, by which the engine knows its class: add them, as "
@@ -160,7 +160,7 @@ def folder_of(config: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def refused_by(engine: str, what: str) -> Iterator[None]:
-    """Name the engine, and what it was asked for, in any error of its own code."""
+    """Name the engine, and the request, in any error of the engine's own code in the block."""
     try:
         yield
     except LayoutError:

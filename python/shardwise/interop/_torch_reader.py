@@ -276,7 +276,7 @@ class CheckpointReader:
 
 
 def read_into(tensor: StoredTensor, box: tuple[slice, ...], target: Any) -> None:
-    """Read a box of a stored tensor into a tensor of PyTorch, which rounds if it is of another dtype.
+    """Read a box of a stored tensor into a tensor of PyTorch, rounding if the dtypes differ.
 
     On a CPU it is read into the tensor's own memory, if that is contiguous; else 64 MiB at a time.
     """

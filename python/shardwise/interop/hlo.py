@@ -307,7 +307,7 @@ def parse_hlo(text: str) -> HloSharding:
 
 
 def _parsed(text: str) -> tuple[HloSharding, int | None]:
-    """Read a sharding; with the number of dims, if it has names."""
+    """Return the sharding that a text stands for; and the number of dims, if it is a named one."""
     if not isinstance(text, str):
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     body = text.strip()

@@ -298,7 +298,7 @@ def _label(device: Any) -> Any:
 
 
 def _devices(platform: str) -> dict[str, Any]:
-    """The devices of a platform by their labels; none if JAX does not know it."""
+    """Return the devices of a platform by their labels; none if JAX does not know the platform."""
     try:
         return {_label(device): device for device in jax.devices(platform or None)}
     except RuntimeError:

@@ -214,7 +214,7 @@ def _read_axes(reader: ShardyReader, open_dim: int | None = None) -> list[_AxisR
 
 
 def _read_mesh(reader: ShardyReader) -> tuple[DeviceMesh, list[int] | None]:
-    """The axes, and the device numbers if they are given."""
+    """Return the axes, and the device numbers if the text has them."""
     reader.expect("<")
     reader.expect("[")
     names: list[str] = []
@@ -295,7 +295,7 @@ def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
 
 
 def _place(mesh: DeviceMesh, name: str) -> tuple[int, int]:
-    """The position of an axis or a sub-axis in the mesh."""
+    """Return the position of an axis or a sub-axis in the mesh."""
     sub = _sub_axis(mesh, name)
     return mesh.axis_names.index(name if sub is None else sub.axis), 1 if sub is None else sub.before
 
@@ -305,7 +305,7 @@ def _sub_axis(mesh: DeviceMesh, name: str) -> SubAxis | None:
 
 
 def _axis_list(mesh: DeviceMesh, names: Sequence[str]) -> str:
-    """The axes as Shardy writes them: without sub-axes of size 1 or that are the whole axis."""
+    """Return the axes as Shardy writes them: without sub-axes of size 1 or that are the whole axis."""
     written = []
     for name in names:
         sub = _sub_axis(mesh, name)
