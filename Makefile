@@ -6,20 +6,25 @@ BIN := $(VENV)/bin
 # A checkpoint to report on in `make demo`; without one, a small model's is written and used.
 CKPT ?=
 
+# How many processes run the Python tests, or the cases of `make prove`, side by side.
+JOBS ?= 2
+
 # Of `make prove`: the seed, by default a new one, or that of the run that was interrupted; a part of the cases, of 1.0;
 # after how many seconds it is to end, by default when all cases are done.
 SEED ?=
 SCALE ?= 1.0
 LIMIT ?=
-JOBS ?= 2
 
-# Of the Python tests marked `slow`: how many seconds they may take together, and the seed of their order; what there is
-# no time for is skipped, and the next seed begins with others.
+# Of the Python tests marked `slow`: how many seconds they may take together in each process, and the seed of their order;
+# what there is no time for is skipped, and the next seed begins with others.
 SLOW_SECONDS ?= 20
 SLOW_SEED ?= 20261121
 
 # Where Python may not keep what it has compiled, each process that a test starts compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
+
+# Those of one file or folder are run by one process, whose output is simpler to read.
+SIDE_BY_SIDE = $(if $(WHAT),,-n $(JOBS) --dist worksteal)
 
 # Of the tests: files or folders instead of all, further groups of pyproject.toml to install first (frameworks, clusters),
 # and further options of pytest.
@@ -79,7 +84,7 @@ demo: build ## report on a checkpoint, cut it for 4 devices and for 8, merge it 
 
 test: build $(TOOLS) $(addprefix $(VENV)/.group-,$(WITH)) ## run the tests, in minutes: Rust, Python, doctests, pages; WHAT=tests/store runs one folder
 	$(if $(WHAT),,cargo test --quiet --workspace)
-	$(BIN)/python -m pytest $(WHAT) --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED) $(ARGS)
+	$(BIN)/python -m pytest $(WHAT) $(SIDE_BY_SIDE) --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED) $(ARGS)
 
 test-fast: dev $(TOOLS) ## in a minute: few cases and examples of each test, none that takes long, the unit tests of Rust; WHAT=… too
 	$(if $(WHAT),,PROPTEST_CASES=16 cargo test --quiet --lib)
