@@ -110,6 +110,20 @@ def held(array: np.ndarray = W, **said: Any) -> dict[str, Any]:
     return {"fp32": {"param": tensor(array, "0"), **said}, "exp_avg": {"param": tensor(array, "0")}}
 
 
+def test_the_only_parameter_of_a_group_may_have_other_states_but_not_some_of_them(tmp_path: Path) -> None:
+    shapes = {"param_shapes": [OrderedDict([("a", size(3, 4))]), OrderedDict([("b", size(3, 4))])]}
+    moment = {"param": tensor(W, "0")}
+    adam = {**held(), "exp_avg_sq": moment}
+    muon = {"fp32": moment, "momentum_buffer": moment}
+    with sw.open_checkpoint(folder(tmp_path / "both", {"a": adam, "b": muon}, **shapes)) as found:
+        assert "optimizer.state.b.momentum_buffer" in found
+    for absent in ("exp_avg", "exp_avg_sq"):
+        some = {name: value for name, value in adam.items() if name != absent}
+        path = folder(tmp_path / absent, {"a": adam, "b": some}, **shapes)
+        with refused(sw.ParseError, f"b: has no {absent}.pt, which other parameters have: files are missing"):
+            sw.open_checkpoint(path)
+
+
 def test_a_buffer_and_a_frozen_parameter_keep_their_dtypes(tmp_path: Path) -> None:
     """The converter writes them as float32, also whole numbers, which it may round; the model's own are beside."""
     module = {"w": tensor(W.astype("f2"), "0"), "steps": tensor(np.array([2**24 + 1]), "1"), "tied": tensor(W, "2")}

@@ -84,8 +84,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
         has_states = max(map(len, held.values()), default=0) > 1
-        for group in folder.groups:
-            _check_alike(zero, {name: parts[name] for name in group if name in parts})
+        _check_alike(zero, {name: parts[name] for group in folder.groups for name in group if name in parts})
         for name in names:
             opened = {file.removesuffix(".pt"): open_next(zero / name / file) for file in parts[name]}
             folder.add_parameter(name, opened, has_states=has_states)
@@ -277,11 +276,16 @@ class _UniversalFolder(Rows):
 
 
 def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
-    """Refuse a parameter that lacks a state that others have: an optimizer keeps the same states for all."""
-    every = dict.fromkeys(file for files in parts.values() for file in files)
+    """Refuse a parameter of a group that has some of the files of another one: an optimizer keeps the same states.
+
+    Groups may have other states, such as those of Muon and of Adam, but none has a part of another's.
+    """
+    kinds = [frozenset(files) for files in dict.fromkeys(map(tuple, parts.values()))]
     for name, files in parts.items():
-        if absent := [file for file in every if file not in files]:
-            raise ParseError(f"{zero / name}: has no {absent[0]}, which other parameters have: files are missing")
+        more = next((kind for kind in kinds if kind > set(files)), None)
+        if more is not None:
+            absent = min(more.difference(files))
+            raise ParseError(f"{zero / name}: has no {absent}, which other parameters have: files are missing")
 
 
 def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> RankCut:
