@@ -51,3 +51,17 @@ def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
         ("shape", "shape"),
     ]
     assert {total for _, total in read} == {both.nbytes}
+
+
+def test_moments_of_optax_are_those_of_pytorch(tmp_path: Path) -> None:
+    w, mu, nu = (np.full((2, 3), value, "f4") for value in (1, 2, 3))
+    optax = {"params.w": w, "opt_state.0.mu.w": mu, "opt_state.0.nu.w": nu, "opt_state.0.count": np.int32(4)}
+    for name, nu_of in (("same", nu), ("other", nu + 1)):
+        state = {"model.w": w, "optimizer.state.w.exp_avg": mu, "optimizer.state.w.exp_avg_sq": nu_of}
+        sw.save_checkpoint(tmp_path / f"{name}.safetensors", state, sync=False)
+    sw.save_checkpoint(tmp_path / "optax.safetensors", optax, sync=False)
+    ends = [tmp_path / f"{name}.safetensors" for name in ("optax", "same", "other")]
+    (count,) = sw.diff_checkpoints(ends[0], ends[1])
+    assert (count.name, count.what) == ("opt_state.0.count", "added")
+    found = {(each.name, each.what) for each in sw.diff_checkpoints(ends[0], ends[2])}
+    assert found == {("opt_state.0.nu.w", "values"), ("opt_state.0.count", "added")}

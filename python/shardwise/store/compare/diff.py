@@ -19,6 +19,7 @@ from ...conversion.assembled import Assembled
 from ...errors import ParseError, ShardwiseWarning
 from ...pieces import Bounds, shared_box
 from ...rules.left_out import LeftOut, listed
+from ...rules.optax import kinds_in_pytorch
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
 from ...rules.states import MASTER
@@ -152,10 +153,10 @@ def diff_checkpoints(
         ParseError, OSError: as for `open_checkpoint`.
 
     Where both have a training state, a weight of the same parameter is the same weight, and a state of the same weight
-    and kind the same state, whatever the two formats call them. Where only one has master copies of weights, these are
-    what is compared with the weights of the other. Tensors that both have,
-    with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
-    Only those whose digests differ are read again.
+    and kind the same state, whatever the two formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch. Where
+    only one has master copies of weights, these are what is compared with the weights of the other. Tensors that both
+    have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged. Only those whose
+    digests differ are read again.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -265,12 +266,14 @@ def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
         for parameter, name in other.training.names.weights.items()
         if parameter in one.training.names.weights
     }
-    known = {(state.weight, state.kind): name for name, state in one.training.names.states.items()}
+    mine, theirs = (kinds_in_pytorch(each.training.names) for each in (one, other))
+    known = {(state.weight, mine.get(name, state.kind)): name for name, state in one.training.names.states.items()}
     names = {name: weight for name, weight in weights.items() if name not in one}
     for name, state in other.training.names.states.items():
         weight = state.weight and weights.get(state.weight, state.weight)
-        if weight is not None and name not in one and (weight, state.kind) in known:
-            names[name] = known[weight, state.kind]
+        kind = theirs.get(name, state.kind)
+        if weight is not None and name not in one and (weight, kind) in known:
+            names[name] = known[weight, kind]
     taken = set(names.values())
     if not names or len(taken) < len(names) or any(name in other for name in taken):
         return other

@@ -14,6 +14,7 @@ from ...._text import shown
 from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....rules.left_out import names_text
+from ....rules.optax import kinds_in_pytorch
 from ....rules.states import MASTER, TrainingNames, training_names
 from ...formats.torch.pickles import Record, torch_sizes
 from ...formats.torch.tensors import items_within
@@ -24,7 +25,6 @@ from .pickles import Call, Global, pickled
 __all__ = [
     "Nested",
     "Reference",
-    "adam_counts",
     "groups_by_name",
     "nested_of",
     "nested_pickle",
@@ -39,8 +39,6 @@ _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
 _GROUP = re.compile(r"(?:(?P<key>.*?)\.)?param_groups\.(?P<rest>.+)", re.DOTALL)
 #: The beginning of a name that is the path of a value outside of any optimizer.
 _BESIDE = re.compile(r"(?!(?:[^.]*optim[^.]*)\.)[^.]+(?:\.[^.]+)+", re.DOTALL)
-#: The names of Adam's states in optax, and in PyTorch.
-_OF_ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq", "nu_max": "max_exp_avg_sq"}
 _MOST_DEPTH = 64
 
 
@@ -131,10 +129,10 @@ def nested_of(
     if not known.states and not grouped and form != "universal":
         return Nested(_placed(leaves, paths, {}))
     states: dict[str, dict[str, dict[str, Reference]]] = {}
-    adams, of_optax = _adams(known), set[str]()
+    in_pytorch, of_optax = kinds_in_pytorch(known), set[str]()
     for name, state in known.states.items():
-        if not state.after and state.before.removesuffix(f"{state.kind}.") in adams:
-            state = state._replace(kind=_OF_ADAM.get(state.kind, state.kind))
+        if name in in_pytorch:
+            state = state._replace(kind=in_pytorch[name])
         elif state.before.endswith(f".{state.kind}.") and "opt" in state.before:
             of_optax.add(state.kind)
         of_key = states.setdefault(_key_of(state.before), {})
@@ -210,33 +208,6 @@ def _path_of(name: str) -> KeyPath:
     if _BESIDE.match(name) is None:
         return (name,)
     return tuple(int(part) if part.isdecimal() and str(int(part)) == part else part for part in name.split("."))
-
-
-def adam_counts(names: Iterable[str]) -> dict[str, str]:
-    """Return a step's name for each parameter that optax's Adam trains, and the name of the one count it comes from.
-
-    >>> adam_counts(["params.w", "opt_state.0.mu.w", "opt_state.0.nu.w", "opt_state.0.count", "opt_state.1.trace.w"])
-    {'opt_state.0.step.w': 'opt_state.0.count'}
-    """
-    known = training_names(names)
-    adams = _adams(known)
-    return {
-        f"{base}step.{state.parameter}": f"{base}count"
-        for state in known.states.values()
-        if state.kind == "mu" and (base := state.before.removesuffix("mu.")) in adams
-    }
-
-
-def _adams(known: TrainingNames) -> frozenset[str]:
-    """Return the prefixes of names under which optax's Adam has both moments, and a count or steps made of it."""
-    kinds: dict[str, set[str]] = {}
-    for state in known.states.values():
-        if not state.after and state.before.endswith(f"{state.kind}."):
-            kinds.setdefault(state.before.removesuffix(f"{state.kind}."), set()).add(state.kind)
-    others = set(known.others)
-    return frozenset(
-        base for base, held in kinds.items() if {"mu", "nu"} <= held and (f"{base}count" in others or "step" in held)
-    )
 
 
 def _key_of(before: str) -> str:

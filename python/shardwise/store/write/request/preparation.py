@@ -20,6 +20,7 @@ from ....quantized.forms import Components, cast_weights
 from ....quantized.method import quantization_of
 from ....rules.left_out import LeftOut
 from ....rules.numbers import config_text, read_config
+from ....rules.optax import adam_counts
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
 from ....shared_tiling import SharedTiling
@@ -45,7 +46,7 @@ from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN, Target
 from ..forms.megatron import is_of_group, is_said, megatron_form
-from ..forms.nested import Nested, adam_counts, nested_of, with_masters
+from ..forms.nested import Nested, nested_of, with_masters
 from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
 from .planner import OF_NESTED, chosen_form, plan_form
