@@ -44,6 +44,11 @@
 
 #![deny(unsafe_code)]
 
+/// The examples of the crate's README, which are run as those of the code are.
+#[cfg(doctest)]
+#[doc = include_str!("README.md")]
+struct Readme;
+
 pub mod assignment;
 pub mod collective;
 pub mod computation;
