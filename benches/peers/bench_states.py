@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from bench_index import llama_70b
 from figures import Row, at_most, at_most_bytes, quantity
 from part import QUICK, main
 
+import shardwise as sw
 from shardwise._dtypes import DTYPES
 from shardwise.store.write.forms.dcp import rebuilt
 from shardwise.store.write.forms.pickles import Call, Global, pickled
@@ -178,6 +180,28 @@ def counted(root: Path) -> Iterator[Row]:
         yield Row(f"`shardwise state` of {what}", "", statistics.median(taken[1:]), goal=at_most(limit))
 
 
+def described() -> Iterator[Row]:
+    """What it takes to say where each tensor of DeepSeek-V3 is on 64 ranks of vLLM, each with whole experts."""
+    config = LARGEST | {"num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256}
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+    for layer in range(61):
+        for name, shape in (("q_a_proj", (1536, 7168)), ("kv_b_proj", (32768, 512)), ("o_proj", (7168, 16384))):
+            tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = shape, "bfloat16"
+        for expert in range(256 if layer > 2 else 0):
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                shape = (7168, 2048) if name == "down_proj" else (2048, 7168)
+                tensors[f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"] = shape, "bfloat16"
+    taken = []
+    for _ in range(TURNS):
+        engine = sw.deploy.vllm(config, tp=8, dp=8, expert_parallel=True)
+        began = time.process_time()
+        found = engine.manifest(tensors)
+        taken.append(time.process_time() - began)
+        assert len(found.tensors) == len(tensors)
+    what = f"the manifest of {len(tensors):,} tensors of DeepSeek-V3 on 64 ranks, the processor's time"
+    yield Row(what, "", statistics.median(taken), goal=at_most(2))
+
+
 #: The command, without the start of Python; says how long it took.
 STATE = """
 import contextlib, io, sys, time
@@ -216,6 +240,7 @@ def rows() -> Iterator[Row]:
         _, tasks, peak = ran("part", root / "zero", root / "new", root / "plan", f"{PARTS}")
         yield Row(f"a part of {PARTS} of that, {tasks} tasks: memory", "", peak, unit="B", goal=at_most_bytes(2**30))
         yield from counted(root)
+        yield from described()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,20 @@ class TestWhere:
         for i, part, e in itertools.product(range(4), (0, 1, 11), (0, 3, 10)):
             assert one.at(f"h.{i}.part{part}.e{e}.w{part}") == {"pp": (i // 2,), "ep": ((i + e) % 4,)}
 
+    def test_a_rule_that_tells_digits_apart_is_looked_up_name_by_name(self) -> None:
+        # `{i}` is of one digit in h.12 and of two in h.30, for the same number of digits.
+        rule = DeploymentRule((None,), at={"pp": "i // 2 % 2"})
+        tells = r"^h\.(?P<i>1|[02-9]+)[0-9]*\.w"
+        one = Deployment(
+            8, EXPERT, {tells: rule, r"^h\.{i}\.v": rule, r"^h\.7\.u": DeploymentRule((None,), at={"pp": 1})}
+        )
+        for i in (12, 30, 17, 22, 1, 2):
+            first = 1 if str(i)[0] == "1" else i
+            for name, value in ((f"h.{i}.w", first), (f"h.{i}.v", i)):
+                assert one.at(name) == {"pp": (value // 2 % 2,)}, name
+        assert one.layout_of("h.8.u", 1) is None
+        assert one.at("h.7.u") == {"pp": (1,)}
+
     def test_the_layout_is_ordinary(self) -> None:
         layout = deployment().layout_of("layers.0.wq", 2)
         assert layout == TensorLayout(

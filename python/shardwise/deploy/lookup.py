@@ -46,6 +46,8 @@ class ReadyRule(NamedTuple):
     numbers: dict[str, Number]
     #: For each entry of `at` the search for its fields in a name, if it uses some.
     fields: tuple[FieldSearch | None, ...]
+    #: True if these fields are in the same places of all names that differ in digits only and that the rule matches.
+    is_blind: bool
 
 
 class TensorPlace:
@@ -97,8 +99,8 @@ class RuleLookup:
     """
 
     __slots__ = (
-        "_at", "_at_search", "_default", "_devices", "_is_blind", "_joined", "_kinds", "_match", "_meshes", "_numbers",
-        "_places", "_ready", "keys", "search",
+        "_alike", "_at", "_at_search", "_default", "_devices", "_is_blind", "_joined", "_kinds", "_match", "_meshes",
+        "_numbers", "_places", "_ready", "keys", "search",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +136,8 @@ class RuleLookup:
         for key, place in self._at.items():
             self._check_at(key, place[0])
         self._kinds: dict[bytes | str, _AlikeNames | None] = {}
+        #: The same by the names' texts without digits and the rule, which some names match and others do not.
+        self._alike: dict[tuple[bytes, int], _AlikeNames] = {}
         #: Meshes by mesh and coordinates, and places by rule and coordinates.
         self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
         self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
@@ -167,6 +171,7 @@ class RuleLookup:
             rule.layout.with_mesh(mesh)
             at: list[tuple[int, Coordinates, tuple[str, ...]]] = []
             searched: list[FieldSearch | None] = []
+            is_blind = True
             numbers: dict[str, Number] = {}
             sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
             for axis, where in rule.at:
@@ -182,10 +187,11 @@ class RuleLookup:
                     used: self._number(axis, used, fields, sizes) for used in coordinates.names if used not in own
                 }
                 at.append((mesh.axis_names.index(axis), coordinates, own))
+                is_blind = is_blind and not (said is not None and own and tells_digits_apart(said.pattern))
                 searched.append(FieldSearch(said, self._match) if said is not None and own else None)
                 if not own:
                     coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
-            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, tuple(searched))
+            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, tuple(searched), is_blind)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -308,14 +314,20 @@ class RuleLookup:
         kind = None
         if keys or self._default is not None:
             ready = self._with_at(path, keys[0] if keys else "")
-            found = []
-            for (_, _, own), fields in zip(ready.at, ready.fields, strict=True):
-                spans = {} if fields is None else fields.spans(path)
-                found.append(tuple(spans[name] for name in own))
-            entries = tuple((_around(spans), dict[str, tuple[int, ...]]()) for spans in found)
-            kind = _AlikeNames(ready, tuple(found), entries, {})
+            alike = (digits_alike(path), id(ready)) if ready.is_blind else None
+            kind = None if alike is None else self._alike.get(alike)
+            if kind is None:
+                found = []
+                for (_, _, own), fields in zip(ready.at, ready.fields, strict=True):
+                    spans = {} if fields is None else fields.spans(path)
+                    found.append(tuple(spans[name] for name in own))
+                entries = tuple((_around(spans), dict[str, tuple[int, ...]]()) for spans in found)
+                kind = _AlikeNames(ready, tuple(found), entries, {})
+                if alike is not None:
+                    self._alike[alike] = kind
         if len(self._kinds) >= REMEMBERED_PATHS:
             self._kinds.clear()
+            self._alike.clear()
         self._kinds[key] = kind
         return kind
 

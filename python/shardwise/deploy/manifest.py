@@ -273,17 +273,19 @@ def manifest_of(
 ) -> Manifest:
     """Return where each tensor of a deployment is; see `Deployment.manifest`."""
     optional("digests", digests, Mapping)  # type: ignore[type-abstract]
-    found = {}
+    found, fitting = {}, set()
     for name, shape in shapes_of(tensors).items():
-        partition, given = deployment.partition(name, shape, uneven), tensors[name]
+        (layout, own, _), given = deployment.placed(name, len(shape)), tensors[name]
+        # Tensors of one place have one layout, and of one shape it fits all of them.
+        if (id(layout), shape, own) not in fitting:
+            deployment.partition(name, shape, uneven)
+            fitting.add((id(layout), shape, own))
         dtype = given.dtype if hasattr(given, "dtype") else given[1] if len(given) == 2 else None
         known = None if dtype is None else find_dtype(dtype)
         if known is None:
             raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
         digest = None if digests is None else digests.get(name)
-        rule = deployment.uneven_of(name) or uneven
-        layout = deployment.layout_of(name, len(shape))
-        found[name] = ManifestTensor(partition.shape, known.name, layout, rule, optional("digest", digest, str))
+        found[name] = ManifestTensor(shape, known.name, layout, own or uneven, optional("digest", digest, str))
     return Manifest(found)
 
 
