@@ -126,13 +126,7 @@ def add_einsum(commands: "argparse._SubParsersAction[Parser]") -> None:
     einsum.add_argument("--shapes", metavar="SHAPE", nargs="+", required=True, help="the shape of each operand")
     einsum.add_argument("--mesh", metavar="AXES", required=True, help=MESH_HELP)
     einsum.add_argument("--dtype", metavar="DTYPE", default="float32", help="of all tensors; the default is float32")
-    einsum.add_argument(
-        "--policy",
-        metavar="POLICY",
-        choices=("explicit", "shardy", "least"),
-        default="shardy",
-        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
-    )
+    _add_policy(einsum)
     einsum.add_argument("--out", metavar="LAYOUT", help="the layout that the result is to have")
     einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
     add_json(einsum)
@@ -157,13 +151,7 @@ def add_propagate(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     propagate.add_argument("--results", metavar="LAYOUT", nargs="+", help="the layout that each result is to have")
     propagate.add_argument("--mesh", metavar="AXES", required=True, help=MESH_HELP)
-    propagate.add_argument(
-        "--policy",
-        metavar="POLICY",
-        choices=("explicit", "shardy", "least"),
-        default="shardy",
-        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
-    )
+    _add_policy(propagate)
     propagate.add_argument("--all", action="store_true", help="list all moves, not only the first ten")
     propagate.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
     add_json(propagate)
@@ -328,3 +316,14 @@ def add_completion(commands: "argparse._SubParsersAction[Parser]") -> None:
         ),
     )
     completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def _add_policy(command: "Parser") -> None:
+    """Add `--policy`."""
+    command.add_argument(
+        "--policy",
+        metavar="POLICY",
+        choices=("explicit", "shardy", "least"),
+        default="shardy",
+        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from .._arguments import integer
 from .._text import shown
@@ -18,7 +18,7 @@ from ..errors import LayoutError
 from ..rules.names import keys_of
 from ..store import RecordedModel
 
-__all__ = ["LoneGroup", "check_sizes", "check_total", "folder_of", "recorded_models", "refused_by"]
+__all__ = ["LoneGroup", "check_sizes", "check_total", "folder_of", "recorded_models", "recorded_rank", "refused_by"]
 
 #: The most elements of a model that is recorded: its ranks are loaded several times.
 _MOST = 1 << 28
@@ -67,6 +67,33 @@ class LoneGroup:
 
     def barrier(self) -> None:
         """Wait for nobody."""
+
+
+def recorded_rank(
+    tensors: Mapping[str, Any], make: Callable[[], Any], rank: int, computed: Literal["refuse", "leave"]
+) -> Recording:
+    """Record what the `load_weights` of an engine's model does on a rank.
+
+    Args:
+        tensors: the shape and dtype of each tensor of the checkpoint.
+        make: makes the rank's model, anew for each pass over the tensors.
+        rank: the label of the recording.
+        computed: what to do with parameters that are computed; see `shardwise.record`.
+    """
+    import torch
+
+    from .torch import record
+
+    def load(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        with torch.no_grad():
+            model = make()
+            for value in model.parameters():
+                # What no tensor fills is zero each time, and whole numbers are exact.
+                value.data = torch.zeros(value.shape, dtype=torch.float32 if value.is_floating_point() else value.dtype)
+            model.load_weights((name, value.clone()) for name, value in given.items())  # Some write to what they get.
+        yield from model.named_parameters()
+
+    return record(tensors, load, rank, computed=computed)
 
 
 def recorded_models(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from .._text import shown
@@ -24,7 +25,7 @@ from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..store import RecordedModel, open_checkpoint
 from ._engine import RankRules, fill
-from ._recording import LoneGroup, check_sizes, check_total, folder_of, recorded_models, refused_by
+from ._recording import LoneGroup, check_sizes, check_total, folder_of, recorded_models, recorded_rank, refused_by
 
 __all__ = ["load", "record_models", "record_ranks", "request"]
 
@@ -103,7 +104,7 @@ def record_ranks(
     with folder_of(config) as folder:
         for rank in range(tp * pp):
             with refused_by("SGLang", f"tp {tp}, pp {pp}, ep {ep}"), _placed(folder, rank, (tp, pp, ep)):
-                found.append(_recorded(folder, tensors, rank, computed))
+                found.append(recorded_rank(tensors, partial(_model, folder), rank, computed))
     return found
 
 
@@ -158,22 +159,10 @@ def _placed(folder: str, rank: int, sizes: tuple[int, int, int]) -> Iterator[Non
         runtime_context.reset_context()
 
 
-def _recorded(folder: str, tensors: Mapping[str, Any], rank: int, computed: Literal["refuse", "leave"]) -> Recording:
-    """The recording of the rank that this process is."""
-    import torch
+def _model(folder: str) -> Any:
+    """Return SGLang's model of the rank that this process is."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader.loader import _initialize_model
 
-    from .torch import record
-
-    def load(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        with torch.no_grad():
-            model = _initialize_model(ModelConfig(folder, dtype="float32"), LoadConfig())
-            for value in model.parameters():
-                # What no tensor fills is zero each time, and whole numbers are exact.
-                value.data = torch.zeros(value.shape, dtype=torch.float32 if value.is_floating_point() else value.dtype)
-            model.load_weights((name, value.clone()) for name, value in given.items())  # Some write to what they get.
-        yield from model.named_parameters()
-
-    return record(tensors, load, rank, computed=computed)
+    return _initialize_model(ModelConfig(folder, dtype="float32"), LoadConfig())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from .._text import shown
@@ -24,7 +25,7 @@ from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..store import RecordedModel, open_checkpoint
 from ._engine import RankRules, fill
-from ._recording import LoneGroup, check_sizes, check_total, folder_of, recorded_models, refused_by
+from ._recording import LoneGroup, check_sizes, check_total, folder_of, recorded_models, recorded_rank, refused_by
 
 __all__ = ["record_models", "record_ranks", "register_load_format"]
 
@@ -111,7 +112,8 @@ def record_ranks(
             if expert_parallel:
                 groups["_EP"] = groups["_EPLB"] = LoneGroup(own, tp)
             with refused_by("vLLM", f"tp {tp}, pp {pp}"), _placed(groups):
-                found.append(_recorded(folder, tensors, rank, (tp, pp, expert_parallel), computed))
+                make = partial(_model, folder, rank, (tp, pp, expert_parallel))
+                found.append(recorded_rank(tensors, make, rank, computed))
     return found
 
 
@@ -147,45 +149,25 @@ def _placed(groups: Mapping[str, LoneGroup]) -> Iterator[None]:
             setattr(parallel_state, name, None)
 
 
-def _recorded(
-    folder: str,
-    tensors: Mapping[str, Any],
-    rank: int,
-    sizes: tuple[int, int, bool],
-    computed: Literal["refuse", "leave"],
-) -> Recording:
-    """The recording of the rank that this process is."""
-    import torch
+def _model(folder: str, rank: int, sizes: tuple[int, int, bool]) -> Any:
+    """Return vLLM's model of the rank that this process is."""
     from vllm.config import DeviceConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    from .torch import record
-
     tp, pp, expert_parallel = sizes
-
-    def load(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        # A configuration is used once: attention layers register in it by their names.
-        settings = VllmConfig(
-            model_config=ModelConfig(
-                model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True
-            ),
-            parallel_config=ParallelConfig(
-                tensor_parallel_size=tp,
-                pipeline_parallel_size=pp,
-                enable_expert_parallel=expert_parallel,
-                distributed_executor_backend="mp",
-                rank=rank,
-            ),
-            load_config=LoadConfig(load_format="dummy"),
-            device_config=DeviceConfig("cpu"),
-        )
-        with torch.no_grad():
-            model = initialize_model(settings)
-            held = dict(model.named_parameters())
-            for value in held.values():
-                # What no tensor fills is zero each time, and whole numbers are exact.
-                value.data = torch.zeros(value.shape, dtype=torch.float32 if value.is_floating_point() else value.dtype)
-            model.load_weights((name, value.clone()) for name, value in given.items())  # Some write to what they get.
-        yield from model.named_parameters()
-
-    return record(tensors, load, rank, computed=computed)
+    # A configuration is used once: attention layers register in it by their names.
+    settings = VllmConfig(
+        model_config=ModelConfig(
+            model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True
+        ),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            enable_expert_parallel=expert_parallel,
+            distributed_executor_backend="mp",
+            rank=rank,
+        ),
+        load_config=LoadConfig(load_format="dummy"),
+        device_config=DeviceConfig("cpu"),
+    )
+    return initialize_model(settings)
