@@ -14,7 +14,7 @@ def arrays(plan: ModelPlan, seed: int = 0) -> dict[str, list[Any]]:
     made = {}
     for number, name in enumerate(plan):
         src = plan[name].src
-        shape, dtype = plan._tensors[name]
+        shape, dtype = plan._model.tensors[name]
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         whole = np.random.default_rng([seed, number]).integers(0, 256, size, np.uint8).view(dtype).reshape(shape)
         shards = []

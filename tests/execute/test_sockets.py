@@ -66,7 +66,7 @@ def arrays_of(plan: ModelPlan, label: str) -> tuple[dict[str, Any], dict[str, An
             if label in one.holders
         }
 
-    return cut(plan._before, WHOLE), cut({name: one.dst for name, one in plan.items()}, whole_then)
+    return cut(plan._model.before, WHOLE), cut({name: one.dst for name, one in plan.items()}, whole_then)
 
 
 class Outcome:

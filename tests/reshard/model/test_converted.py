@@ -106,9 +106,9 @@ def check_pair(model: str, old: tuple[str, int], new: tuple[str, int], source: d
     }
     memory = held(plan, src, stored)
     shapes: dict[Any, dict[str, Any]] = {}
-    for name, (_, after) in plan._ends.items():
+    for name, (_, after) in plan._model.ends.items():
         for label in after.holders:
-            shapes.setdefault(label, {})[name] = after.holder_shape(label), plan._tensors[name][1]
+            shapes.setdefault(label, {})[name] = after.holder_shape(label), plan._model.tensors[name][1]
     made = carried_out(plan, memory, shapes)
     ranks = answer(model)["engines"][new[0]]["ranks"][str(new[1])]
     compared = 0
@@ -252,7 +252,9 @@ def test_orders_by_numpy(number: int, seed: int) -> None:
     tensors = {name: (shape, dtype) for name, shape in shapes.items()}
     plan = plan_model(src, dst, tensors, rewrites=Rewrites([rewrite]))
     assert list(plan) == list(expected)
-    assert {name: tensor[0] for name, tensor in plan._tensors.items()} == {n: v.shape for n, v in expected.items()}
+    assert {name: tensor[0] for name, tensor in plan._model.tensors.items()} == {
+        n: v.shape for n, v in expected.items()
+    }
     memory: dict[Any, dict[str, Any]] = {}
     for name, tiling in src.items():
         for label in tiling.holders:
@@ -296,7 +298,7 @@ def test_tensors_that_are_made_alike_share_their_plan() -> None:
     there = TensorLayout((None, None), DeviceMesh((1,), ("x",), ["gpu"]))
     src, dst = dict.fromkeys(tensors, cut), {f"h.{i}.qk": there for i in range(50)}
     plan = plan_model(src, dst, tensors, rewrites=rewrites)
-    assert len(plan._pairs) == 1
+    assert len(plan._model.pairs) == 1
     # q of the first rank is rows 0 and 1, its k row 2; 12 bytes a row.
     rows = plan.descriptors("gpu").receives[:2]
     assert [tuple(row)[3:7] for row in rows.tolist()] == [(0, 0, 24, 1), (0, 24, 12, 1)]

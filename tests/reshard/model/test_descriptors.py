@@ -35,7 +35,7 @@ def carried_out(plan: ModelPlan, source: dict[str, list[Any]]) -> dict[str, list
     written: dict[tuple[Any, str], Any] = {}
     for name in names:
         dst = plan[name].dst
-        dtype = np.dtype(plan._tensors[name][1])
+        dtype = np.dtype(plan._model.tensors[name][1])
         result[name] = [np.zeros(dst.holder_shape(holder), dtype) for holder in dst.holders]
         for holder, array in zip(dst.holders, result[name], strict=True):
             written[holder, name] = array.reshape(-1).view(np.uint8), np.zeros(array.nbytes, np.int64)
@@ -64,7 +64,7 @@ def carried_out(plan: ModelPlan, source: dict[str, list[Any]]) -> dict[str, list
             elements = sum(np.prod([s.stop - s.start for s in p.box]) for p in dst.pieces(holder))
             times = written[holder, name][1]
             assert times.max(initial=0) <= 1
-            assert times.sum() == elements * np.dtype(plan._tensors[name][1]).itemsize
+            assert times.sum() == elements * np.dtype(plan._model.tensors[name][1]).itemsize
     return result
 
 

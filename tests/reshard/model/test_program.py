@@ -24,7 +24,7 @@ from ...execute.shards import arrays
 def out_arrays(plan: ModelPlan) -> dict[Any, dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for name in plan:
-        dtype = np.dtype(plan._tensors[name][1])
+        dtype = np.dtype(plan._model.tensors[name][1])
         for holder in plan[name].dst.holders:
             found.setdefault(holder, {})[name] = np.zeros(plan[name].dst.holder_shape(holder), dtype)
     return found

@@ -2,7 +2,9 @@
 
 | module | answers |
 |---|---|
-| `plan`, `sides` | plans of whole models; the tilings of each side |
+| `plan` | plans of whole models |
+| `tensors`, `sides` | the tensors of a model with their tilings before and after; the tilings of one side |
+| `groups` | tensors that share a plan |
 | `program`, `descriptors` | the steps of one holder; the same as plain arrays |
 | `rows` | the rows of descriptors, made from the transfers of plans |
 | `runner` | messages and partial sums carried out over a transport |

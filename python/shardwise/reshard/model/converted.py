@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,17 +34,51 @@ from ...tiling import Tiling
 from ..run import checked_arrays
 from ..source import ShardSource
 from .descriptors import ZEROS, Descriptors
-from .rows import PieceRows
 from .runner import runs_view
+from .sides import Described, ModelChange, PieceRows, TilingSide
 from .transport import Transport
 
-__all__ = ["Described", "Sources", "quantized_weights", "rewritten_model", "run_rewritten"]
-
-#: The shape and the dtype of a tensor.
-Described = tuple[tuple[int, ...], Any]
+__all__ = ["Converted", "Sources", "converted", "run_rewritten"]
 
 
-def rewritten_model(
+class Converted(NamedTuple):
+    """The tensors of both sides, where they are rewritten, quantized or an optimizer's.
+
+    Attributes:
+        stored: The source's tensors.
+        made: The destination's tensors, made of those of the source; empty if nothing is rewritten.
+        left_out: What is said of tensors.
+    """
+
+    stored: dict[str, Described]
+    made: dict[str, Assembled]
+    left_out: list[LeftOut]
+
+
+def converted(tensors: Mapping[str, Described], change: ModelChange, ends: tuple[TilingSide, TilingSide]) -> Converted:
+    """Rewrite the tensors of a model, and give components and states the layouts of their weights.
+
+    Raises:
+        LayoutError: as `rewritten`; if a dtype is not known.
+        ParseError: as `find_components`.
+    """
+    stored, config = dict(tensors), change.config
+    weights = _quantized_weights(stored, config)
+    made: dict[str, Assembled] = {}
+    left_out: list[LeftOut] = []
+    sides = (stored, weights), (stored, weights)
+    if change.rewrites or change.source_rewrites:
+        stored, made, (before, after) = _rewritten(
+            stored, change.rewrites, change.source_rewrites, ends[0].tiling, weights
+        )
+        sides = (stored, before), ({name: (one.shape, one.dtype.name) for name, one in made.items()}, after)
+        left_out += _numbers_taken(made, after)
+    for end, side in zip(ends, sides, strict=True):
+        left_out += end.follow(*side, config or {})
+    return Converted(stored, made, left_out)
+
+
+def _rewritten(
     tensors: Mapping[str, Described],
     rewrites: Rewrites | None,
     source_rewrites: Rewrites | None,
@@ -82,7 +116,7 @@ def rewritten_model(
     return stored, made, ends
 
 
-def numbers_taken(made: Mapping[str, Assembled], weights: Components) -> list[LeftOut]:
+def _numbers_taken(made: Mapping[str, Assembled], weights: Components) -> list[LeftOut]:
     """Return the names of numbers, such as steps, that are taken from the first of several weights that become one.
 
     A plan knows no values, so they cannot be compared.
@@ -104,7 +138,7 @@ def _named(tensors: Mapping[str, Described]) -> dict[str, tuple[tuple[int, ...],
     return {name: (shape, getattr(dtype, "name", str(dtype))) for name, (shape, dtype) in tensors.items()}
 
 
-def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any] | None) -> Components:
+def _quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any] | None) -> Components:
     """Find the quantized weights among tensors in memory, of which no values are read, and the states of an optimizer.
 
     Without a configuration nothing is quantized.

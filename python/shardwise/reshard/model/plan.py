@@ -10,32 +10,27 @@ import numpy as np
 
 from ..._arguments import instance, optional
 from ..._drawn import Drawn
-from ..._dtypes import bits_of, bytes_for, dtype_of
+from ..._dtypes import bytes_for
 from ..._fork import importing
 from ..._text import bytes_text, shown
 from ...errors import LayoutError, ShardwiseWarning
 from ...layout import UnevenRule
-from ...partition import Partition
 from ...rules.rewrites import Rewrites
-from ...tiling import Tiling
 from ..balance import balanced
 from ..explain import counted, explain_model
-from ..orders import check_packed
 from ..plan import ReshardPlan
 from ..source import ShardSource
 from .descriptors import Descriptors
+from .groups import GroupedTensors, grouped
 from .program import ModelProgram, program_of
-from .rows import TensorGroup, descriptors_of
-from .sides import ModelChange, TilingSide, shape_and_dtype, tilings_of_both, worlds
-from .transport import name_of_dtype
+from .rows import descriptors_of
+from .sides import ModelChange, tilings_of_both, worlds
+from .tensors import ModelTensors, model_tensors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ...rules.left_out import LeftOut
     from ...show.picture import Picture
-    from .converted import Described
-    from .rows import PieceRows
 
 __all__ = ["ModelPlan", "plan_model"]
 
@@ -62,147 +57,57 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     __slots__ = (
         "__weakref__",
-        "_before",
-        "_bits",
         "_devices",
-        "_dtypes",
-        "_ends",
-        "_given",
-        "_groups",
+        "_grouped",
         "_kept",
-        "_left_out",
-        "_made",
-        "_names",
+        "_model",
         "_nodes",
-        "_pairs",
-        "_places",
+        "_plans",
         "_received",
         "_senders",
         "_sent",
-        "_sources",
-        "_stored",
-        "_tensors",
-        "_used",
     )
 
-    #: The tilings of each tensor, and the senders of its transfers if it has replicas.
-    _ends: dict[str, tuple[Tiling, Tiling]]
+    #: The tensors, with their tilings, and the senders of their transfers if they have replicas.
+    _model: ModelTensors
     _senders: dict[str, npt.NDArray[np.int64] | None]
-    #: The tensors of the destination and of the source.
-    _tensors: dict[str, Described]
-    _stored: dict[str, Described]
     #: The node of each holder, if links between nodes count.
     _nodes: dict[Any, Hashable] | None
-    #: The rewrites between source and destination, if tensors are rewritten.
-    _given: ModelChange | None
     _devices: tuple[Any, ...]
-    _made: dict[str, ReshardPlan]
-    #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
-    _pairs: list[tuple[str, Tiling, Tiling]]
-    _used: npt.NDArray[np.int64]
-    _bits: npt.NDArray[np.int64]
-    #: For each pair of rewritten tensors the places of its source's pieces; for each rewritten tensor the names of the
-    #: stored tensors that it is made of.
-    _places: list[PieceRows | None]
-    _sources: dict[str, tuple[str, ...]]
-    #: The tilings of these stored tensors.
-    _before: dict[str, Tiling]
-    #: The sources of descriptors: tensors that share a plan, and the names and dtypes of all tensors.
-    _groups: list[TensorGroup] | None
-    _names: tuple[str, ...]
-    _dtypes: tuple[str, ...]
+    #: The plans and groups that have been asked for.
+    _plans: dict[str, ReshardPlan]
+    _grouped: GroupedTensors | None
 
     def __init__(self, change: ModelChange, devices: tuple[Any, ...] = ()) -> None:
-        src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes = change
-        if not isinstance(tensors, Mapping):
-            raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
+        nodes = change.nodes
         optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
         self._nodes = None if nodes is None else dict(nodes)
-        self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
-        ends = [TilingSide("src", src, uneven), TilingSide("dst", dst, uneven)]
-        optional("config", config, Mapping)  # type: ignore[type-abstract]
-        optional("rewrites", rewrites, Rewrites)
-        optional("source_rewrites", source_rewrites, Rewrites)
-        listed: Any = ((name, *shape_and_dtype(name, tensor), None) for name, tensor in tensors.items())
-        self._given, self._stored, sources = None, self._tensors, None
-        self._left_out: tuple[LeftOut, ...] = ()
-        # What the names of all states and adapters have in common; whether there are some is looked into then.
-        may_follow = any(part in name for name in tensors for part in ("opt", "state.", "lora_", ".adapter."))
-        is_for_models = may_follow or any(end.is_for_models for end in ends)
-        if config is not None or rewrites or source_rewrites or is_for_models:
-            with importing:
-                from .converted import Sources, numbers_taken, quantized_weights, rewritten_model
-
-            given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
-            found = quantized_weights(given, config)
-            sides = (given, found), (given, found)
-            listed = [(name, *each, None) for name, each in given.items()]
-            if rewrites or source_rewrites:
-                self._stored, made, quantized = rewritten_model(given, rewrites, source_rewrites, ends[0].tiling, found)
-                sources = Sources(ends[0].tiling, self._stored)
-                listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
-                self._given = change._replace(tensors=given, nodes=self._nodes)
-                new = {name: (shape, dtype) for name, shape, dtype, _ in listed}
-                sides = (self._stored, quantized[0]), (new, quantized[1])
-                self._left_out += tuple(numbers_taken(made, quantized[1]))
-            for end, side in zip(ends, sides, strict=True):
-                self._left_out += tuple(end.follow(*side, config or {}))
-        bits: dict[Any, int] = {}
-        #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
-        sorts: dict[Any, int] = {}
-        pairs: list[tuple[str, Tiling, Tiling]] = []
-        used, sizes = [], []
-        self._places, self._sources, self._before = [], {}, {}
-        for name, shape, dtype, made in listed:
-            places: PieceRows | None = None
-            if sources is None:
-                before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
-            else:
-                after = ends[1].tiling(name, shape)
-                before, places, self._sources[name] = sources.of(name, made, after)
-            key: Any = id(before), id(after)
-            if not (before.has_labels and after.has_labels):
-                key = (*key, name)
-            if key not in sorts:
-                check_packed(before, after)
-                sorts[key] = len(pairs)
-                pairs.append((name, before, after))
-                self._places.append(places)
-            if isinstance(dtype, list):
-                dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
-            if dtype not in bits:
-                bits[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
-            used.append(sorts[key])
-            sizes.append(bits[dtype])
-            self._ends[name] = before, after
-            self._tensors[name] = shape, dtype
+        self._plans, self._grouped = {}, None
+        self._model = model = model_tensors(change._replace(nodes=self._nodes))
         # In bytes, or in bits if elements are packed into bytes.
-        packed = any(size % 8 for size in sizes)
-        weights = sizes if packed else [size // 8 for size in sizes]
-        if sources is not None:
-            self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
-        labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
-        self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
-        self._devices = tuple(dict.fromkeys((*devices, *worlds((src, dst), pairs), *labels)))
+        packed = (model.bits % 8).any()
+        weights = model.bits if packed else model.bits // 8
+        labels, *totals, senders = balanced(model.pairs, model.used.tolist(), weights.tolist(), self._nodes)
+        self._devices = tuple(dict.fromkeys((*devices, *worlds((change.src, change.dst), model.pairs), *labels)))
         number_of = {label: number for number, label in enumerate(self._devices)}
         at = [number_of[label] for label in labels]
         self._sent, self._received, self._kept = (np.zeros(len(self._devices), total.dtype) for total in totals)
         for mine, total in zip((self._sent, self._received, self._kept), totals, strict=True):
             mine[at] = bytes_for(total, 1) if packed else total
-        self._senders = dict(zip(self._tensors, senders, strict=True))
+        self._senders = dict(zip(model.tensors, senders, strict=True))
 
     def __getitem__(self, name: str) -> ReshardPlan:
-        plan = self._made.get(name)
+        plan = self._plans.get(name)
         if plan is None:
-            src, dst = self._ends[name]
-            plan = self._made[name] = ReshardPlan(src, dst, self._senders[name])
+            src, dst = self._model.ends[name]
+            plan = self._plans[name] = ReshardPlan(src, dst, self._senders[name])
         return plan
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._model.ends)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._ends)
+        return iter(self._model.ends)
 
     @property
     def devices(self) -> tuple[Any, ...]:
@@ -260,13 +165,14 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> part.sends.tolist(), part.copies.tolist()
         ([(0, 0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 0, 12, 24, 12, 2, 24, 12)])
         """
-        for group in self._checked_groups(holder):
+        model = self._groups(holder)
+        for group in model.groups:
             if group.plan.addends > 1:
                 raise LayoutError(
-                    f"tensor {shown(self._names[int(group.tensors[0])])} has partial sums to be added, which "
+                    f"tensor {shown(model.names[int(group.tensors[0])])} has partial sums to be added, which "
                     "descriptors cannot express; program(holder) can"
                 )
-        return descriptors_of(holder, self._devices, self._names, self._dtypes, self._grouped())
+        return descriptors_of(holder, model)
 
     def explain(self) -> str:
         """Describe the plan in a few lines: what moves, what stays, and the busiest devices.
@@ -280,14 +186,15 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         8 boxes move, 16.0 KiB in all.
         The busiest device sends 8.0 KiB ('cpu:0'); the busiest receives 16.0 KiB ('gpu:0').
         """
-        counts = np.bincount(self._used, minlength=len(self._pairs)).tolist()
-        boxes = sum(count * len(ReshardPlan(*pair[1:])) for pair, count in zip(self._pairs, counts, strict=True))
-        sizes = [tiling.size for _, _, tiling in self._pairs]
-        bits = sum(sizes[used] * bits for used, bits in zip(self._used.tolist(), self._bits.tolist(), strict=True))
+        model = self._model
+        counts = np.bincount(model.used, minlength=len(model.pairs)).tolist()
+        boxes = sum(count * len(ReshardPlan(*pair[1:])) for pair, count in zip(model.pairs, counts, strict=True))
+        sizes = [tiling.size for _, _, tiling in model.pairs]
+        bits = sum(sizes[used] * bits for used, bits in zip(model.used.tolist(), model.bits.tolist(), strict=True))
         senders, receivers = (
-            len({label for tiling in side for label in tiling.holders}) for side in tilings_of_both(self._pairs)
+            len({label for tiling in side for label in tiling.holders}) for side in tilings_of_both(model.pairs)
         )
-        return explain_model(self, bits, senders, receivers, boxes, bool(self._sources))
+        return explain_model(self, bits, senders, receivers, boxes, bool(model.sources))
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
         """Return the messages of one holder for all tensors: one list for each of its peers, in an order to run.
@@ -312,63 +219,17 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> program.messages["sends"].tolist(), program.messages["bytes"].tolist()
         ([False, True], [72, 72])
         """
-        groups = self._checked_groups(holder)
-        return program_of(holder, self._devices, self._names, self._dtypes, groups, memory)
+        return program_of(holder, self._groups(holder), memory)
 
-    def _checked_groups(self, holder: Any) -> list[TensorGroup]:
+    def _groups(self, holder: Any) -> GroupedTensors:
         """Return the tensors grouped by shared plan; refuse a holder that does not exist."""
         if holder not in self._devices:
             raise LayoutError(
                 f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
             )
-        return self._grouped()
-
-    def _grouped(self) -> list[TensorGroup]:
-        """Return the tensors grouped by shared plan."""
-        if self._groups is None:
-            numbers = {label: number for number, label in enumerate(self._devices)}
-            names = list(self._tensors)
-            self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
-            number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
-            given = [(self._tensors.get(name) or self._stored[name])[1] for name in self._names]
-            called = {dtype: name_of_dtype(dtype) for dtype in dict.fromkeys(given)}
-            self._dtypes = tuple([called[dtype] for dtype in given])
-            groups: dict[tuple[int, bytes | None], Any] = {}
-            # Few have senders of their own; the others are put together at once.
-            alone = np.ones(len(names), bool)
-            for number, senders in enumerate(self._senders.values()):
-                if senders is not None:
-                    groups.setdefault((int(self._used[number]), senders.tobytes()), []).append(number)
-                    alone[number] = False
-            numbered = alone.nonzero()[0]
-            numbered = numbered[self._used[numbered].argsort(kind="stable")]
-            edges = np.diff(self._used[numbered]).nonzero()[0] + 1
-            groups |= {(int(self._used[part[0]]), None): part for part in np.split(numbered, edges) if len(part)}
-            found: list[TensorGroup] = []
-            positions: dict[int, npt.NDArray[np.int64]] = {}
-            for (sort, order), members in groups.items():
-                name, src, dst = self._pairs[sort]
-                ends = []
-                for tiling in (src, dst):
-                    if not tiling.has_labels:
-                        raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
-                    # Many tilings have the mesh in common.
-                    at = id(tiling.device_mesh) if isinstance(tiling, Partition) else id(tiling)
-                    if at not in positions:
-                        positions[at] = np.array([numbers[label] for label in tiling.holders], np.int64)
-                    ends.append(positions[at])
-                plan = ReshardPlan(src, dst, None if order is None else np.frombuffer(order, np.int64))
-                chosen = np.array(members, np.int64)
-                if self._sources:
-                    listed = [[number_of[one] for one in self._sources[names[member]]] for member in members]
-                    sources = np.array(listed, np.int64)
-                else:
-                    sources = chosen[:, None]
-                found.append(
-                    TensorGroup(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort], {})
-                )
-            self._groups = found
-        return self._groups
+        if self._grouped is None:
+            self._grouped = grouped(self._model, self._senders, self._devices)
+        return self._grouped
 
     def run(
         self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
@@ -393,16 +254,17 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         array([0, 1, 2, 3], dtype=int8)
         """
         instance("src_shards", src_shards, Mapping)  # type: ignore[type-abstract]
-        if missing := [name for name in self._before or self if name not in src_shards]:
+        model = self._model
+        if missing := [name for name in model.before or self if name not in src_shards]:
             more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
-        if self._sources:
+        if model.sources:
             with importing:
                 from .converted import run_rewritten
 
-            after = {name: tiling for name, (_, tiling) in self._ends.items()}
-            dtype_from = {name: made_of[0] for name, made_of in self._sources.items()}
-            return run_rewritten(src_shards, self._before, after, dtype_from, self.descriptors)
+            after = {name: tiling for name, (_, tiling) in model.ends.items()}
+            dtype_from = {name: made_of[0] for name, made_of in model.sources.items()}
+            return run_rewritten(src_shards, model.before, after, dtype_from, self.descriptors)
         return {name: plan.run(src_shards[name]) for name, plan in self.items()}
 
     def _picture(self) -> Picture:
@@ -417,22 +279,19 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             return NotImplemented
         # In order, since the order decides who sends what.
         mine, others = (
-            (list(one._ends.items()), one._tensors, one._nodes, one._sources, one._before) for one in (self, other)
+            (list(one.ends.items()), one.tensors, one.sources, one.before) for one in (self._model, other._model)
         )
-        return mine == others
+        return mine == others and self._nodes == other._nodes
 
     def __hash__(self) -> int:
-        return hash(tuple(self._ends.items()))
+        return hash(tuple(self._model.ends.items()))
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self), 'tensor')}, {counted(len(self._devices), 'device')}"
         return f"<ModelPlan of {sizes}: {bytes_text(self.total_bytes())} move>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
-        if self._given is not None:
-            return ModelPlan, (self._given._replace(src=self._before, dst=dst), self._devices)
-        return ModelPlan, (ModelChange(src, dst, self._tensors, nodes=self._nodes), self._devices)
+        return ModelPlan, (self._model.as_change(self._nodes), self._devices)
 
 
 def plan_model(
@@ -498,6 +357,6 @@ def plan_model(
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
     made = ModelPlan(ModelChange(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes))
-    for each in dict.fromkeys(map(str, made._left_out)):
+    for each in dict.fromkeys(map(str, made._model.left_out)):
         warnings.warn(each, ShardwiseWarning, stacklevel=2)
     return made

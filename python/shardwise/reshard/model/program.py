@@ -15,7 +15,8 @@ from ..._text import shown
 from ...errors import LayoutError
 from ..plan import ReshardPlan
 from .descriptors import DESCRIPTOR, Descriptors
-from .rows import TensorGroup, descriptors_of
+from .groups import GroupedTensors, TensorGroup
+from .rows import descriptors_of
 from .runner import carry_out
 from .transport import MessagePart, Phase, Transport, memory_of, name_of_dtype
 
@@ -181,25 +182,15 @@ def program_of_one(
     first, bits = np.zeros(1, np.int64), np.array([8 * dtype.itemsize])
     ends = [np.array(side, np.int64) for side in holders]
     group = TensorGroup(plan, first, first[:, None], bits, ends[0], ends[1], None, {})
-    return program_of(holder, tuple(range(count)), (ONE,), (name_of_dtype(dtype),), [group])
+    return program_of(holder, GroupedTensors(tuple(range(count)), (ONE,), (name_of_dtype(dtype),), [group]))
 
 
-def program_of(
-    holder: Any,
-    peers: tuple[Any, ...],
-    names: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    groups: Sequence[TensorGroup],
-    memory: int | None = None,
-) -> ModelProgram:
+def program_of(holder: Any, model: GroupedTensors, memory: int | None = None) -> ModelProgram:
     """Make the program of a holder; see `ModelPlan.program`.
 
     Args:
         holder: The label of the holder.
-        peers: The labels of all holders.
-        names: The names of all tensors.
-        dtypes: The names of their dtypes.
-        groups: The tensors by their plans.
+        model: The tensors by their plans.
         memory: The most bytes of a message.
     """
     # No message has more bytes than 64 bits count.
@@ -207,20 +198,20 @@ def program_of(
     if most is not None and most < 1:
         raise LayoutError(f"memory is {shown(most)}; a message has at least one byte")
     #: The number of messages to and from each peer so far.
-    counts = {sends: np.zeros(len(peers), np.int64) for sends in (True, False)}
-    written = _messages(descriptors_of(holder, peers, names, dtypes, groups), most, counts)
+    counts = {sends: np.zeros(len(model.peers), np.int64) for sends in (True, False)}
+    written = _messages(descriptors_of(holder, model), most, counts)
     sums = []
-    for addend in range(1, max((group.plan.addends for group in groups), default=1)):
-        having = [group for group in groups if group.plan.addends > addend]
+    for addend in range(1, max((group.plan.addends for group in model.groups), default=1)):
+        having = [group for group in model.groups if group.plan.addends > addend]
         for bits in sorted({size for group in having for size in group.bits.tolist()}):
             alike, itemsize = [group.only(group.bits == bits) for group in having], max(bits // 8, 1)
             if most is not None and most < itemsize:
                 raise LayoutError(f"memory is {shown(most)}; a message of partial sums has at least {itemsize} bytes")
-            rows = descriptors_of(holder, peers, names, dtypes, alike, addend)
+            rows = descriptors_of(holder, model._replace(groups=alike), addend)
             # All rows have elements of one size: so a message ends where an element does.
             cut = _messages(rows, None if most is None else most // itemsize * itemsize, counts)
             numbers = [number for group in alike for number in group.tensors.tolist()]
-            sums.append(Phase(*cut, {number: dtypes[number] for number in numbers}, itemsize))
+            sums.append(Phase(*cut, {number: model.dtypes[number] for number in numbers}, itemsize))
     return ModelProgram(*written, tuple(sums))
 
 

@@ -18,53 +18,12 @@ from ...tiling import Tiling
 from ..plan import ReshardPlan
 from ..run import addends_of
 from .descriptors import DESCRIPTOR, ZEROS, Descriptors, RowTable
+from .groups import BoxRuns, GroupedTensors, TensorGroup
 
-__all__ = ["PieceRows", "TensorGroup", "descriptors_of"]
+__all__ = ["descriptors_of"]
 
 #: The most transfers of a plan whose runs are worked out for all holders together.
 _FEW = 4096
-
-
-class PieceRows(NamedTuple):
-    """The pieces of a rewritten tensor's tiling, each with its place before it moves.
-
-    Attributes:
-        begins: For each holder its first row; one more entry for the end.
-        rows: For each piece the number of its stored tensor, or `ZEROS`; its first element in the holder's array of
-            that tensor; its start in the new tensor, per dim; and the elements from one to the next in the array, per
-            dim.
-    """
-
-    begins: Numbers
-    rows: Numbers
-
-
-class TensorGroup(NamedTuple):
-    """Tensors that share a plan.
-
-    Attributes:
-        plan: The plan that they share.
-        tensors: The positions of the tensors.
-        sources: The positions of the tensors that each is made of.
-        bits: The bits of an element of each.
-        src: For each source holder its position among all holders of the plan, the peers.
-        dst: The same for each destination holder.
-        places: The places of the pieces of the source, if the tensors are rewritten.
-        lowered: The runs of all transfers (False) and of all that stays (True), once they have been worked out.
-    """
-
-    plan: ReshardPlan
-    tensors: Numbers
-    sources: Numbers
-    bits: Numbers
-    src: Numbers
-    dst: Numbers
-    places: PieceRows | None
-    lowered: dict[bool, _Looped]
-
-    def only(self, wanted: npt.NDArray[np.bool_]) -> TensorGroup:
-        """Return the group with only these of its tensors."""
-        return self._replace(tensors=self.tensors[wanted], sources=self.sources[wanted], bits=self.bits[wanted])
 
 
 class _RowTemplate(NamedTuple):
@@ -83,24 +42,15 @@ class _RowTemplate(NamedTuple):
     sources: Numbers
 
 
-def descriptors_of(
-    holder: Any,
-    peers: tuple[Any, ...],
-    names: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    groups: Sequence[TensorGroup],
-    addend: int = 0,
-) -> Descriptors:
+def descriptors_of(holder: Any, model: GroupedTensors, addend: int = 0) -> Descriptors:
     """Make the descriptors of a holder; see `ModelPlan.descriptors`.
 
     Args:
         holder: The label of the holder.
-        peers: The labels of all holders.
-        names: The names of all tensors.
-        dtypes: The names of their dtypes.
-        groups: The tensors by their plans.
+        model: The tensors by their plans.
         addend: The number of the partial sums that the rows are of; values without partial sums have number 0.
     """
+    peers, names, dtypes, groups = model
     own = peers.index(holder)
     found: tuple[list[_RowTemplate], ...] = ([], [], [])
     for group in groups:
@@ -162,10 +112,10 @@ def _templates(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp], pee
             if bits % 8 and (size * bits % 8).any():
                 raise LayoutError("a tensor with several elements in a byte is cut within bytes, which cannot be sent")
             each[name] = size * (bits // 8) if bits % 8 == 0 else size * bits // 8
-        yield _RowTemplate(*_merged(each, one.leaf), group.tensors[same], group.sources[same])
+        yield _RowTemplate(*_joined(each, one.leaf), group.tensors[same], group.sources[same])
 
 
-def _lowered(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+def _lowered(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> BoxRuns:
     """The runs of some transfers of a plan; of few transfers all are worked out, for the next holder that asks."""
     count = len(group.plan.kept) if kept else len(group.plan.transfers)
     if count > _FEW:
@@ -176,10 +126,10 @@ def _lowered(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _L
     wanted = np.zeros(count, np.bool_)
     wanted[chosen] = True
     (rows,) = wanted[whole.transfer].nonzero()
-    return _Looped(*(column[rows] for column in whole))
+    return BoxRuns(*(column[rows] for column in whole))
 
 
-def _runs_of(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+def _runs_of(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> BoxRuns:
     plan = group.plan
     moved = (plan.kept if kept else plan.transfers)[chosen]
     pieces = (plan.core.kept_pieces() if kept else plan.pieces())[chosen]
@@ -195,7 +145,7 @@ def _runs_of(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _L
             leaf, rank = rows[:, 0], extents.shape[1]
             strides = rows[:, 2 + rank :]
             ends.append(_End(rows[:, 1] + ((moved["start"] - rows[:, 2 : 2 + rank]) * strides).sum(1), strides))
-    one = _looped(extents, ends[0], ends[1])
+    one = _runs_of_boxes(extents, ends[0], ends[1])
     return one._replace(transfer=chosen[one.transfer], leaf=leaf[one.transfer])
 
 
@@ -229,20 +179,7 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
     return _End(offsets + (starts * strides).sum(1), strides)
 
 
-class _Looped(NamedTuple):
-    """Rows of runs: the transfer and the tensor of each; offsets, lengths and strides in elements."""
-
-    transfer: Numbers
-    src: Numbers
-    dst: Numbers
-    run: Numbers
-    times: Numbers
-    src_stride: Numbers
-    dst_stride: Numbers
-    leaf: Numbers
-
-
-def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
+def _runs_of_boxes(extents: Numbers, src: _End, dst: _End) -> BoxRuns:
     """Boxes as runs that are contiguous on both sides, repeated along one more dim; a row for each of what is left."""
     number, rank = extents.shape
     run, count = np.ones(number, np.int64), np.ones(number, np.int64)
@@ -271,10 +208,10 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
         offsets = [
             np.repeat(offset, times) + turn * stride[index] for offset, stride in zip(offsets, strides, strict=True)
         ]
-    return _Looped(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index], index)
+    return BoxRuns(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index], index)
 
 
-def _merged(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
+def _joined(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
     """Return the rows of one tensor in order, with rows joined that are adjacent on both sides."""
     if len(rows) == 1:
         return rows, leaf

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._dtypes import find_dtype
 from ..._fork import importing
 from ..._text import shown
+from ..._types import Numbers
 from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
@@ -19,9 +20,12 @@ from ...tiling import Tiling
 if TYPE_CHECKING:
     from ...quantized import Components
     from ...rules.left_out import LeftOut
-    from .converted import Described
 
-__all__ = ["ModelChange", "TilingSide", "shape_and_dtype", "tilings_of_both", "worlds"]
+__all__ = ["Described", "ModelChange", "PieceRows", "TilingSide", "shape_and_dtype", "tilings_of_both", "worlds"]
+
+
+#: The shape and the dtype of a tensor.
+Described = tuple[tuple[int, ...], Any]
 
 
 class ModelChange(NamedTuple):
@@ -35,6 +39,20 @@ class ModelChange(NamedTuple):
     source_rewrites: Rewrites | None = None
     config: Mapping[str, Any] | None = None
     nodes: Mapping[Any, Hashable] | None = None
+
+
+class PieceRows(NamedTuple):
+    """The pieces of a rewritten tensor's tiling, each with its place before it moves.
+
+    Attributes:
+        begins: For each holder its first row; one more entry for the end.
+        rows: For each piece the number of its stored tensor, or `ZEROS`; its first element in the holder's array of
+            that tensor; its start in the new tensor, per dim; and the elements from one to the next in the array, per
+            dim.
+    """
+
+    begins: Numbers
+    rows: Numbers
 
 
 def tilings_of_both(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
