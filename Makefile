@@ -117,7 +117,7 @@ format: $(TOOLS) ## format the Rust and Python code
 	$(BIN)/ruff check --fix
 
 # PyTorch may be missing, as in the group `frameworks`; where it is installed, it is compared with.
-bench: build $(FRAMEWORKS) $(VENV)/.group-bench $(VENV)/.group-release ## time the kernels, and the same work in other libraries, for an hour: writes docs/benchmarks.md
+bench: build $(FRAMEWORKS) $(VENV)/.group-bench $(VENV)/.group-release ## time the kernels, and the same work in other libraries, for an hour: writes the pages of benchmarks
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch,mooncake
 

@@ -12,6 +12,7 @@ from typing import Any
 from figures import Point, Row, quantity, ratio_text
 
 __all__ = [
+    "BRIEF",
     "CHARTS",
     "ELSEWHERE",
     "HERE",
@@ -25,6 +26,7 @@ __all__ = [
     "read_elsewhere",
     "read_results",
     "render",
+    "render_brief",
     "shown",
 ]
 
@@ -80,6 +82,27 @@ PARTS = (
     Part("package", ("abi3audit", "auditwheel", "maturin")),
 )
 
+
+#: The rows of the page in brief: their part, and the beginnings of their work and of their peer.
+BRIEF = (
+    ("merge", "merging 1 GiB of 8 column shards", "PyTorch"),
+    ("merge", "merging 1 GiB of 8 column shards", "`cp`"),
+    ("merge", "1 GiB from 8 row shards, to columns of 4 as PyTorch's DCP", "`cp`"),
+    ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from the page cache", "`cp`"),
+    ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from files that are not in it", "`cp`"),
+    ("training", "780 MiB of ZeRO 3 on 8 ranks, to FSDP2 of 6", "`cp`"),
+    ("training", "780 MiB of ZeRO 3 on 8 ranks, to DeepSpeed's universal checkpoint", "`ds_to_universal.py`"),
+    ("checkpoint", "an eighth of 1 GiB by columns, from a file in the page cache: `Checkpoint.read`", "safetensors"),
+    ("readers", "a tensor of 1 GiB, read by S3", "fsspec"),
+    ("bounds", "merging 8 GiB of 8 column shards: the process's memory, budget 64 MiB", ""),
+    ("states", "`shardwise state` of Llama 3 70B on 512 ranks", ""),
+    ("mooncake", "plan of Llama-3-8B's 291 tensors", "mooncake"),
+    ("propagate", "a step of Llama, 2,368 ops: layouts and moves, `shardy`", "XLA"),
+    ("jax_boxes", "boxes of 4,096 devices, one array", "JAX"),
+    ("torch", "shapes and offsets of 4,096 ranks: (8192, 8192), Shard(0), Shard(1)", "PyTorch"),
+    ("reshard", "rows → columns of 1 GiB, 8 shards", "numpy"),
+    ("layout_map", "50 rules, 10,000 new paths", "Keras"),
+)
 
 CHARTS = {
     "ratios": "How many times as fast as the peer, and what the project asks of itself",
@@ -171,6 +194,26 @@ def render(template: str, results: Results, elsewhere: list[Results]) -> str:
     assert used == set(tables), f"the template does not show {sorted(set(tables) - used)}"
     # What is empty leaves no gap.
     return re.sub(r"\n{3,}", "\n\n", page)
+
+
+def render_brief(template: str, results: Results) -> str:
+    """Fill the template of the page in brief, with the rows of `BRIEF` that are measured."""
+    found = [
+        next((row for row in results[part].rows if row.work.startswith(work) and row.peer.startswith(peer)), None)
+        for part, work, peer in BRIEF
+        if part in results
+    ]
+    rows = [row for row in found if row is not None]
+    columns = {
+        "work": [row.work for row in rows],
+        "shardwise": [quantity(row.ours, row.unit) for row in rows],
+        "compared with": [row.peer for row in rows],
+        "takes": ["" if row.theirs is None else quantity(row.theirs, row.unit) for row in rows],
+        "ratio": ["" if row.ratio is None else f"**{ratio_text(row.ratio)}**" for row in rows],
+    }
+    chart = f"![{CHARTS['ratios']}](pictures/ratios.svg)" if shown(results)["ratios"] else ""
+    table = _markdown(columns) if rows else "Nothing of this is measured yet."
+    return template.replace("{{ brief }}", table).replace("{{ ratios }}", chart)
 
 
 def _section(part: Part, result: Result | None) -> str:

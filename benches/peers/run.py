@@ -1,4 +1,4 @@
-"""Time shardwise beside its peers, and write docs/benchmarks.md and its charts from what they took.
+"""Time shardwise beside its peers, and write docs/benchmarks.md, that page in brief, and charts from what they took.
 
 Run: `python benches/peers/run.py [--only core,reshard] [--quick] [--allow-missing torch]`
 
@@ -21,9 +21,19 @@ from pathlib import Path
 
 import charts
 from machine import ROOT, commit, load, machine, versions
-from page import ELSEWHERE, HERE, PARTS, Part, Result, folder_name, processor, read_elsewhere, read_results, render
-
-TEMPLATE = HERE / "template.md"
+from page import (
+    ELSEWHERE,
+    HERE,
+    PARTS,
+    Part,
+    Result,
+    folder_name,
+    processor,
+    read_elsewhere,
+    read_results,
+    render,
+    render_brief,
+)
 
 
 def names(text: str) -> list[str]:
@@ -37,8 +47,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=names, default=[], metavar="PARTS", help=", ".join(part.name for part in PARTS))
     parser.add_argument("--quick", action="store_true", help="smaller work; writes to target/benchmarks, not to docs")
     parser.add_argument("--allow-missing", type=names, default=[], metavar="PEERS", help="peers that need not be there")
-    parser.add_argument("--write-only", action="store_true", help="measure nothing, write the page from the results")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail unless the page is as it should be")
+    parser.add_argument("--write-only", action="store_true", help="measure nothing, write the pages from the results")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail unless the pages are as they should be"
+    )
     chosen = parser.parse_args()
     unknown = set(chosen.only) - {part.name for part in PARTS}
     if unknown:
@@ -83,9 +95,14 @@ def keep(results: Path, name: str, text: str) -> None:
     (results / ELSEWHERE / here / name).unlink(missing_ok=True)
 
 
-def filled(stored: Path) -> str:
-    """The page as the results make it."""
-    return render(TEMPLATE.read_text(encoding="utf-8"), read_results(stored), read_elsewhere(stored))
+def filled(stored: Path) -> dict[str, str]:
+    """The pages as the results make them, by name."""
+    tables, brief = ((HERE / name).read_text(encoding="utf-8") for name in ("template.md", "brief.md"))
+    results = read_results(stored)
+    return {
+        "benchmarks.md": render(tables, results, read_elsewhere(stored)),
+        "benchmarks-in-brief.md": render_brief(brief, results),
+    }
 
 
 def main() -> int:
@@ -93,10 +110,9 @@ def main() -> int:
     chosen = arguments()
     out = ROOT / "target" / "benchmarks" if chosen.quick else HERE.parents[1] / "docs"
     stored = out / "results" if chosen.quick else HERE / "results"
-    page = out / "benchmarks.md"
     if chosen.check:
         results = read_results(stored)
-        wrong = [] if page.read_text(encoding="utf-8") == filled(stored) else [page]
+        wrong = [out / name for name, text in filled(stored).items() if (out / name).read_text("utf-8") != text]
         wrong += charts.stale(results, out / "pictures")
         for path in wrong:
             print(f"{path} is not what the results say; write it: python benches/peers/run.py --write-only")
@@ -112,9 +128,12 @@ def main() -> int:
         elif not measure(part, stored, chosen.quick):
             failed.append(part.name)
     results = read_results(stored)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(filled(stored), encoding="utf-8")
-    written = [page, *charts.draw(results, out / "pictures")]
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in filled(stored).items():
+        written.append(out / name)
+        written[-1].write_text(text, encoding="utf-8")
+    written += charts.draw(results, out / "pictures")
     print("written:", *(path.relative_to(ROOT) for path in written))
     needed = sorted(set(missing) - set(chosen.allow_missing))
     if needed:

@@ -59,7 +59,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PEERS, root / "benches" / "peers", ignore=shutil.ignore_patterns("results", "__pycache__"))
     results = root / "benches" / "peers" / "results"
     results.mkdir()
-    for part, line in (("core", ROW), ("curves", POINT)):
+    merged = {**ROW, "work": "merging 1 GiB of 8 column shards", "peer": "PyTorch", "goal": None}
+    for part, line in (("core", ROW), ("curves", POINT), ("merge", merged)):
         (results / f"{part}.json").write_text(f"{json.dumps(RUN)}\n{json.dumps(line)}\n", encoding="utf-8")
     written = run(root, "--write-only")
     assert written.returncode == 0, written.stderr
@@ -133,7 +134,10 @@ def test_the_results_of_a_machine_that_comes_back(tmp_path: Path, monkeypatch: p
     assert found() == {"core.json": "5", "elsewhere/b-r-2-cores/core.json": "2", "elsewhere/c-2-cores/core.json": "4"}
 
 
-@pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/pictures/ratios.svg", "docs/pictures/growth.svg"])
+@pytest.mark.parametrize(
+    "page",
+    ["docs/benchmarks.md", "docs/benchmarks-in-brief.md", "docs/pictures/ratios.svg", "docs/pictures/growth.svg"],
+)
 def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) -> None:
     if page.endswith(".svg"):
         pytest.importorskip("matplotlib")
@@ -168,6 +172,20 @@ def test_the_times_on_other_pages_are_those_of_the_page() -> None:
     assert line in readme
     sentence = f"Merging 1 GiB of 8 column shards took {ours}, and `consolidate_safetensors_files` {theirs} "
     assert sentence in (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+
+
+def test_the_page_in_brief_has_all_rows_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a row of the tables too, with the same figures."""
+    monkeypatch.syspath_prepend(str(PEERS))
+    chosen = importlib.import_module("page").BRIEF
+    brief = (ROOT / "docs" / "benchmarks-in-brief.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in brief.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(chosen)
+    tables = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for row, (_, work, peer) in zip(rows, chosen, strict=True):
+        assert row[0].startswith(f"| {work}")
+        assert row[2].startswith(peer)
+        assert " | ".join(row[:2]) in tables
 
 
 TIME = re.compile(r"(?<![\w.])\d[\d.,]* (?:ns|µs|ms|s)\b")
