@@ -87,20 +87,15 @@ PARTS = (
 BRIEF = (
     ("merge", "merging 1 GiB of 8 column shards", "PyTorch"),
     ("merge", "merging 1 GiB of 8 column shards", "`cp`"),
-    ("merge", "1 GiB from 8 row shards, to columns of 4 as PyTorch's DCP", "`cp`"),
-    ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from the page cache", "`cp`"),
     ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from files that are not in it", "`cp`"),
     ("training", "780 MiB of ZeRO 3 on 8 ranks, to FSDP2 of 6", "`cp`"),
     ("training", "780 MiB of ZeRO 3 on 8 ranks, to DeepSpeed's universal checkpoint", "`ds_to_universal.py`"),
-    ("checkpoint", "an eighth of 1 GiB by columns, from a file in the page cache: `Checkpoint.read`", "safetensors"),
     ("readers", "a tensor of 1 GiB, read by S3", "fsspec"),
     ("bounds", "merging 8 GiB of 8 column shards: the process's memory, budget 64 MiB", ""),
-    ("states", "`shardwise state` of Llama 3 70B on 512 ranks", ""),
     ("mooncake", "plan of Llama-3-8B's 291 tensors", "mooncake"),
     ("propagate", "a step of Llama, 2,368 ops: layouts and moves, `shardy`", "XLA"),
     ("jax_boxes", "boxes of 4,096 devices, one array", "JAX"),
     ("torch", "shapes and offsets of 4,096 ranks: (8192, 8192), Shard(0), Shard(1)", "PyTorch"),
-    ("reshard", "rows → columns of 1 GiB, 8 shards", "numpy"),
     ("layout_map", "50 rules, 10,000 new paths", "Keras"),
 )
 

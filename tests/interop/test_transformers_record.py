@@ -192,7 +192,7 @@ def test_the_page_says_of_each_type_with_a_plan_how_it_is_known() -> None:
     assert set(hows) == {"recorded", "rules", "none"}  # None differs.
     assert len(hows) - hows.count("none") >= 150
     assert hows.count("recorded") >= 30
-    assert table() in (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    assert table() in (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
     if known["transformers"] == transformers.version:
         assert {kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])} == known["types"].keys()
 

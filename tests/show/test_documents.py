@@ -33,4 +33,4 @@ def test_the_fills_are_those_that_the_search_finds() -> None:
     script = runpy.run_path(str(DOCS / "pictures" / "palette.py"))
     least, found = script["search"]()
     assert set(found) == set(colours.FILLS)
-    assert f"at least {least:.3f} apart in OKLab" in (DOCS / "pictures.md").read_text(encoding="utf-8")
+    assert f"at least {least:.3f} apart in OKLab" in (DOCS / "design.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 `python -m tests.oracle.families.recorded [FIRST [LAST]]`, with torch and transformers. Configurations are transformers'
 defaults with small sizes; those that transformers does not take then are not recorded. It takes half an hour, and
-writes what it finds into `tests/data/families/plans.json`, of which `table` makes the table of `docs/families.md`:
+writes what it finds into `tests/data/families/plans.json`, of which `table` makes the table of `docs/proof.md`:
 `python -c "from tests.oracle.families.recorded import table; print(table())"`.
 """
 
