@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import pieces as pieces_module
-from shardwise.pieces import NO_PIECES, LocatedPiece, Pieces, dense_strides
+from shardwise.pieces import NO_PIECES, LocatedPiece, Pieces, dense_strides, repeats
 
 #: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks, of ranges of
 #: flat parameters.
@@ -177,6 +177,15 @@ def test_dense_pieces_are_runs(box: Any, itemsize: int) -> None:
     begins, ends = table.spans(itemsize)
     assert (begins[0], ends[0] - begins[0]) == (5, table.volumes[0] * itemsize)
     assert np.array_equal(table.strides, dense_strides(sides[:, 1] - sides[:, 0], itemsize))
+
+
+@given(st.integers(0, 2), st.lists(st.integers(0, 7), max_size=40))
+def test_a_box_repeats_an_earlier_one(rank: int, starts: list[int]) -> None:
+    rows = np.array([[[start, start + 1 + start % 2]] * rank for start in starts], np.int64).reshape(
+        len(starts), rank, 2
+    )
+    boxes = rows.tolist()
+    assert repeats(Pieces.boxed(rows)).tolist() == [box in boxes[:at] for at, box in enumerate(boxes)]
 
 
 def test_the_table_without_pieces_is_of_any_number_of_dims() -> None:

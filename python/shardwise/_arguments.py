@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import operator
 import os
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -202,10 +203,20 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     OSError: [Errno 22] no file can have this name, which holds a null byte: 'rules\x00.toml'
     """
+    return _path_of(file) if type(file) is str else _checked_path(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _path_of(file: str) -> Path:
+    """Return the path of a text; jobs of a plan name the same files, and a path takes as long as to open its file."""
+    return _checked_path(file)
+
+
+def _checked_path(file: str | os.PathLike[str]) -> Path:
     with importing:
         from pathlib import Path  # Late, to keep `import shardwise` fast.
 
-    path = Path(file)
+    path = file if isinstance(file, Path) else Path(file)
     if len(str(path)) > _LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), shown(str(path)))
     try:

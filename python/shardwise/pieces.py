@@ -25,7 +25,7 @@ Runs = Numbers
 _TREE_FROM = 64
 #: The number of pairs of runs and pieces that are looked at together.
 _PAIRS = 1 << 20
-#: So few pairs are all looked at; and how many boxes are looked for at a time.
+#: So few pairs, and so few boxes, are all looked at; and how many boxes are looked for at a time.
 _FEW, _TARGETS = 16, 1 << 14
 
 
@@ -432,6 +432,9 @@ def repeats(pieces: Pieces) -> npt.NDArray[np.bool_]:
     >>> repeats(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
     [False, False, True]
     """
+    if len(pieces) <= _FEW:
+        boxes = [row.tobytes() for row in pieces.rows[:, 2 : 2 + 2 * pieces.rank]]
+        return np.array([box in boxes[:at] for at, box in enumerate(boxes)], np.bool_)
     found = np.ones(len(pieces), np.bool_)
     if pieces.rank:
         found[np.unique(pieces.rows[:, 2 : 2 + 2 * pieces.rank], axis=0, return_index=True)[1]] = False

@@ -191,7 +191,8 @@ class Listed(Sequence[Element], Generic[Element]):
         what: The word for an element, in messages.
         count: The number of elements.
         make: Returns the elements from one to another.
-        near: The number of neighbours that are made with an element that is asked for, and kept for a while.
+        near: The number of neighbours that are made with an element that is asked for, and kept for a while: the last
+            `_TOGETHER` or so that were made.
 
     >>> Listed("square", 10**12, lambda begin, end: (n * n for n in range(begin, end)))[-1]
     999999999998000000000001
@@ -199,7 +200,7 @@ class Listed(Sequence[Element], Generic[Element]):
 
     def __init__(self, what: str, count: int, make: Callable[[int, int], Iterable[Element]], *, near: int = 1) -> None:
         self._what, self._count, self._make, self._near = what, count, make, near
-        self._kept: tuple[int, Sequence[Element]] = 0, ()
+        self._kept: dict[int, Sequence[Element]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -211,13 +212,16 @@ class Listed(Sequence[Element], Generic[Element]):
         if not -self._count <= number < self._count:
             raise IndexError(f"{self._what} {number} of {self._count}")
         number %= self._count
-        begin, made = self._kept
-        if not begin <= number < begin + len(made):
-            begin = number - number % self._near
+        at = number % self._near
+        begin = number - at
+        made = self._kept.get(begin)
+        if made is None:
             made = list(self._make(begin, min(begin + self._near, self._count)))
             if self._near > 1:
-                self._kept = begin, made
-        return made[number - begin]
+                if len(self._kept) * self._near >= _TOGETHER:
+                    self._kept.clear()
+                self._kept[begin] = made
+        return made[at]
 
     def __iter__(self) -> Iterator[Element]:
         for begin in range(0, self._count, _TOGETHER):

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from shardwise.store.write.forms.pickles import Call, Global, pickled
+from shardwise.store.write.forms.pickles import Again, Call, Global, New, Varying, VaryingPickle, pickled
 
 EDGES = sorted(
     {sign * (2**bits + more) for bits in (0, 7, 8, 15, 16, 31, 32) for more in (-1, 0, 1) for sign in (1, -1)}
@@ -37,3 +37,16 @@ def test_calls_with_equal_arguments_of_other_types_stay_apart() -> None:
     values: list[tuple[int, ...]] = [(True, 1), (1, True), (1, 1), (True, True), (1, True), (True, 1)]
     made = pickle.loads(pickled([Call(Global("builtins", "list"), (value,)) for value in values]))
     assert repr(made) == repr(list(map(list, values)))
+
+
+def test_values_that_occur_often_are_written_as_if_each_were_another() -> None:
+    kind = Global("types", "SimpleNamespace")
+    inner = (Call(Global("builtins", "list"), ((1, 2),)), True, {"a": "text"}, New(kind, {"b": 300}), Varying("n", 7))
+    plain = [inner, inner, "text", inner[:-1], inner[:-1], inner[:-1]]
+    often, without = Again(inner), Again(inner[:-1])
+    again = [often, often, "text", without, without, without]
+    assert pickled(again) == pickled(plain)
+    assert VaryingPickle(again).pickled({"n": 2**20}) == VaryingPickle(plain).pickled({"n": 2**20})
+    made = pickle.loads(pickled(again))
+    assert made == pickle.loads(pickled(plain))
+    assert len({id(each[0]) for each in (*made[:2], *made[3:])}) == 5

@@ -27,6 +27,7 @@ __all__ = [
     "directory_sizes",
     "end_of",
     "local",
+    "local_size",
     "local_sizes",
 ]
 
@@ -92,6 +93,15 @@ def local(member: Member, padding: int | None = None) -> bytes:
         extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
     head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
     return LOCAL.pack(*head) + member.name + extra
+
+
+def local_size(member: Member) -> int:
+    """Return the bytes of a member's local header without padding.
+
+    >>> [local_size(one) == len(local(one)) for one in (Member(b"a", 0, 2**32 - 2, 0), Member(b"bc", 0, 2**32, 0))]
+    [True, True]
+    """
+    return LOCAL.size + len(member.name) + (_EXTRA + 16 if member.size >= _MOST32 else 0)
 
 
 def local_sizes(names: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -237,9 +237,9 @@ def manifest_text(
             "size": file.size,
             file.headers_key: headers,
             "digests": {
-                tensors[slot.tensor].name: f"{known.tensors.get(slot.tensor, 0):032x}"
-                for slot in file.slots
-                if not tensors[slot.tensor].is_object
+                tensors[tensor].name: f"{known.tensors.get(tensor, 0):032x}"
+                for tensor in file.boxes.tensors.tolist()
+                if not tensors[tensor].is_object
             },
         }
         for file, known, headers in files

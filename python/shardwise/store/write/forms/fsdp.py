@@ -24,7 +24,7 @@ from ....partition import Partition
 from .dcp import rebuilt
 from .files import CutTensor, slots_by_file
 from .nested import Nested, Reference, tree_names
-from .pickles import Call, Global, New, Once, Persistent, Varying, VaryingPickle
+from .pickles import Again, Call, Global, New, Once, Persistent, Varying, VaryingPickle
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
 from .torch_file import RANK_LIST, TorchPart
@@ -243,6 +243,7 @@ class _RankPickle:
         self._rank, self._device, self._ranks = rank, device, ranks
         self._meshes: dict[DeviceMesh, Once] = {}
         self._places: dict[DeviceMesh, int] = {}
+        self._specs: dict[Any, tuple[Again, Again]] = {}
 
     def varying(self, rank: int, ranks_key: str) -> dict[str, int | str]:
         """Return the values in the pickle that differ between ranks whose parts have the same shapes."""
@@ -284,7 +285,20 @@ class _RankPickle:
         mesh = partition.device_mesh
         at = self._place(mesh)
         local = rebuilt(tensor.dtype, tuple(self._shapes[number][at].tolist()), f"{number}")
-        dtype, size, strides = Global("torch", tensor.dtype.name), tuple(tensor.shape), _strides(tensor.shape)
+        # Most tensors have the dtype and shape of others, and are cut as they are.
+        key = mesh, placements, tensor.dtype.name, tuple(tensor.shape)
+        if key not in self._specs:
+            self._specs[key] = self._spec(*key, at)
+        args, spec = self._specs[key]
+        state = {"_local_tensor": local, "_spec": spec}
+        wrapper = Global("torch._utils", "_rebuild_wrapper_subclass")
+        return Call(Global("torch._tensor", "_rebuild_from_type_v2"), (wrapper, _DTENSOR, args, (None, state)))
+
+    def _spec(
+        self, mesh: DeviceMesh, placements: tuple[int | None, ...], of: str, size: tuple[int, ...], at: int
+    ) -> tuple[Again, Again]:
+        """Return the arguments by which a DTensor of a dtype and a shape is made, and its spec."""
+        dtype, strides = Global("torch", of), _strides(size)
         layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
         device = Call(Global("torch", "device"), (self._device,))
         meta = Call(Global(_SPEC, "TensorMeta"), (Call(Global("torch", "Size"), (size,)), strides, dtype))
@@ -304,10 +318,8 @@ class _RankPickle:
             "use_strided_shard_as_shard_order": False,
             "_hash": None,
         }
-        state = {"_local_tensor": local, "_spec": New(Global(_SPEC, "DTensorSpec"), spec)}
         args = (_DTENSOR, dtype, size, strides, 0, layout, device, False)
-        wrapper = Global("torch._utils", "_rebuild_wrapper_subclass")
-        return Call(Global("torch._tensor", "_rebuild_from_type_v2"), (wrapper, _DTENSOR, args, (None, state)))
+        return Again(args), Again(New(Global(_SPEC, "DTensorSpec"), spec))
 
     def _mesh_once(self, mesh: DeviceMesh, at: int) -> Once:
         """Return the mesh as a value that is pickled once: all tensors of a file share it."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "Varying", "VaryingPickle", "pickled"]
+__all__ = ["Again", "Call", "Global", "Items", "New", "Once", "Persistent", "Varying", "VaryingPickle", "pickled"]
 
 _PROTO = b"\x80\x02"
 _BINFLOAT = b"G"
@@ -59,6 +59,15 @@ class Persistent(NamedTuple):
 
 class Once:
     """A value that is written the first time; later occurrences are the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Again:
+    """A value that occurs often: each occurrence is another object, whose opcodes are made once."""
 
     __slots__ = ("value",)
 
@@ -123,6 +132,8 @@ class _Writer:
         self.memo: dict[str | Global | Once, int] = {}
         #: The opcodes of calls with one tuple of integers (most calls of an index), once the memo has the global.
         self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
+        #: The opcodes of values that occur often, once the memo has all that they name.
+        self.again: dict[Again, bytes] = {}
 
     def write(self, value: Any) -> None:
         # By the type itself, the frequent ones first: an index has some fifty values for each box.
@@ -144,6 +155,8 @@ class _Writer:
             out += _BUILD
         elif kind is dict:
             self._dict(value)
+        elif kind is Again:
+            self._again(value)
         elif kind is bool:
             out += _TRUE if value else _FALSE
         elif value is None:
@@ -195,6 +208,16 @@ class _Writer:
             self.out += _REDUCE
             if len(self.said) < _MOST_SAID:
                 self.said[callee, sizes] = _numbered(_BINGET, _LONG_BINGET, self.memo[callee]) + self.out[begin:]
+        else:
+            self.out += said
+
+    def _again(self, value: Again) -> None:
+        said = self.again.get(value)
+        if said is None:
+            begin, before = len(self.out), (len(self.memo), len(self.holes))
+            self.write(value.value)
+            if (len(self.memo), len(self.holes)) == before:
+                self.again[value] = bytes(self.out[begin:])
         else:
             self.out += said
 

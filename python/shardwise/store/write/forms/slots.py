@@ -129,16 +129,15 @@ class BoxPool:
             own, boxes = devices, np.zeros((2, 4, rank), np.int64)
             boxes[0, 1] = boxes[:, 3] = shape
             whole, none = self._add(boxes)
-            return OwnedBoxes(
-                own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole)
-            )
+            places = np.full(len(own), whole) if zeros is None else np.where(np.isin(own, zeros), none, whole)
+            return OwnedBoxes(own, np.zeros_like(own), places)
         begins, rows = partition.all_pieces()
         arrays = np.array(partition.holder_shapes(), np.int64).reshape(len(begins) - 1, rank)
         filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)
         of = np.repeat(np.arange(len(arrays)), np.diff(begins))[filled]
         boxes = np.concatenate([rows[filled].transpose(0, 2, 1), arrays[of][:, None]], axis=1)
         # A device without elements has an array nevertheless.
-        none = np.setdiff1d(np.arange(len(arrays)), of)
+        none = np.flatnonzero(np.bincount(of, minlength=len(arrays)) == 0)
         empty = np.zeros((len(none), 4, rank), np.int64)
         empty[:, 3] = arrays[none]
         of, boxes = np.concatenate([of, none]), np.concatenate([boxes, empty])
@@ -236,9 +235,11 @@ class SlotTable:
 
     def by_rank(self, tensors: npt.NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
         """Yield each number of dims, with the positions of the tensors that have it."""
-        ranks = self.ranks[tensors]
-        for rank in np.unique(ranks).tolist():
+        ranks = rest = self.ranks[tensors]
+        while len(rest):
+            rank = int(rest.min())
             yield rank, np.flatnonzero(ranks == rank)
+            rest = rest[rest > rank]
 
     def bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
         """Return the bytes of each box, given its tensor and its place in the pool.

@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from ...._fork import cached_property
 from ....errors import LayoutError
-from .archives import ALIGNMENT, ROOT, Member, ZippedFile, directory_entry, directory_sizes, end_of, local, local_sizes
+from .archives import (
+    ALIGNMENT,
+    ROOT,
+    Member,
+    ZippedFile,
+    directory_entry,
+    directory_sizes,
+    end_of,
+    local,
+    local_size,
+    local_sizes,
+)
 from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, whole_slots
 
 __all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
@@ -62,7 +73,11 @@ class TorchFile(ZippedFile):
     @cached_property
     def _name_sizes(self) -> npt.NDArray[np.int64]:
         """Return the length in bytes of each slot's member name."""
-        return np.array([len(self._name(tensor)) for tensor in self.boxes.tensors.tolist()], np.int64)
+        return np.array(list(map(len, self._names())), np.int64)
+
+    def _names(self) -> list[bytes]:
+        """Return the name of each slot's member; they are not kept, which for all files would take too much memory."""
+        return list(map(self._name, self.boxes.tensors.tolist()))
 
     def _begins(self) -> npt.NDArray[np.int64]:
         return self.places.begins
@@ -79,25 +94,31 @@ class TorchFile(ZippedFile):
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """Return the header of a member; after the last slot, the further members and the directory."""
         if number == len(self.boxes):
-            return self.places.end, self._tail(digests)
-        at, tensor = int(self.places.headers[number]), int(self.boxes.tensors[number])
-        return at, self._header(tensor, at, self.places.sizes[number], digests.crcs.get(number, 0))
+            return self.places.end, self._tail(self._names(), digests)
+        name, at = self._name(int(self.boxes.tensors[number])), int(self.places.headers[number])
+        return at, _header(Member(name, at, self.places.sizes[number], digests.crcs.get(number, 0)))
 
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
         """Yield the headers, and the directory."""
-        digest = hashlib.sha256()
-        for number in range(len(self.boxes) + 1):
-            at, text = self.before(number, digests)
+        digest, names = hashlib.sha256(), self._names()
+        columns = names, self.places.headers.tolist(), self.places.sizes
+        for number, (name, at, size) in enumerate(zip(*columns, strict=True)):
+            member = Member(name, at, size, digests.crcs.get(number, 0))
+            text = _header(member)
             digest.update(text)
+            digest.update(self._beside(member))
             yield at, text
+        text = self._tail(names, digests)
+        digest.update(text)
+        yield self.places.end, text
         return digest.hexdigest()
+
+    def _beside(self, member: Member) -> bytes:
+        """Return the bytes that the digest of the bytes around the tensors covers after a member's header."""
+        return b""
 
     def _name(self, tensor: int) -> bytes:
         return (f"{ROOT}/data.pkl" if self.wanted[tensor].is_object else f"{ROOT}/data/{tensor}").encode()
-
-    def _header(self, tensor: int, at: int, size: int, crc: int) -> bytes:
-        member = Member(self._name(tensor), at, size, crc)
-        return local(member, -(at + len(local(member))) % ALIGNMENT)
 
     @cached_property
     def _last(self) -> tuple[bytes, bytes]:
@@ -109,12 +130,12 @@ class TorchFile(ZippedFile):
             entries += directory_entry(member)
         return bytes(tail), bytes(entries)
 
-    def _tail(self, digests: FileDigests) -> bytes:
+    def _tail(self, names: Sequence[bytes], digests: FileDigests) -> bytes:
         tail, last = self._last
         entries = bytearray()
-        columns = self.boxes.tensors.tolist(), self.places.headers.tolist(), self.places.sizes
-        for number, (tensor, at, size) in enumerate(zip(*columns, strict=True)):
-            entries += directory_entry(Member(self._name(tensor), at, size, digests.crcs.get(number, 0)))
+        columns = names, self.places.headers.tolist(), self.places.sizes
+        for number, (name, at, size) in enumerate(zip(*columns, strict=True)):
+            entries += directory_entry(Member(name, at, size, digests.crcs.get(number, 0)))
         directory = self.places.end + len(tail)
         entries += last
         return tail + entries + end_of(len(self.boxes) + len(_LAST), directory, directory + len(entries))
@@ -126,21 +147,19 @@ class TorchPart(TorchFile):
 
     headers_key: ClassVar[str] = "members_sha256"
 
-    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """Yield the headers, and the directory; in the digest, the pickle is represented by its CRC-32."""
-        digest = hashlib.sha256()
-        for number in range(len(self.boxes) + 1):
-            at, text = self.before(number, digests)
-            digest.update(text)
-            if number < len(self.boxes) and self._name(int(self.boxes.tensors[number])).endswith(b"/data.pkl"):
-                digest.update(digests.crcs.get(number, 0).to_bytes(4, "little"))
-            yield at, text
-        return digest.hexdigest()
+    def _beside(self, member: Member) -> bytes:
+        """Return the CRC-32 of the pickle."""
+        return member.crc.to_bytes(4, "little") if member.name.endswith(b"/data.pkl") else b""
 
     def _name(self, tensor: int) -> bytes:
         if self.wanted[tensor].name.endswith(RANK_LIST):
             return f"{ROOT}/data/{tensor}".encode()
         return super()._name(tensor)
+
+
+def _header(member: Member) -> bytes:
+    """Return the header of a member, up to the first byte of its data."""
+    return local(member, -(member.at + local_size(member)) % ALIGNMENT)
 
 
 def torch_file(name: str, wanted: Sequence[CutTensor]) -> TorchFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -129,21 +128,21 @@ class Ledger:
             text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
             raise ParseError(f"{self.plan.path}: {text}")
 
-    def file_digests(self, number: int) -> FileDigests:
-        """Return the digests of a file's contents."""
+    def file_digests(self, number: int, *, has_crcs: bool = True) -> FileDigests:
+        """Return the digests of a file's contents; without the CRC-32 of its slots if they are not asked for."""
         file = self.plan.files[number]
         sums = self._digests
         own = {tensor: sums.get((number, tensor), 0) % DIGEST_MODULUS for tensor in set(file.slots.tensors.tolist())}
-        return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
+        return FileDigests(own, self._crcs_of(number) if file.needs_crcs and has_crcs else {})
 
     def _crcs_of(self, number: int) -> dict[int, int]:
         """Return the CRC-32 of each slot of a file, by the slot's number."""
         file, found = self.plan.files[number], sorted(self._crcs.get(number, []))
-        begins = [begin for begin, _, _ in found]
-        crcs = {}
-        for position, slot in enumerate(file.slots):
+        begins = np.array([begin for begin, _, _ in found], np.int64)
+        slots, crcs = file.slots, {}
+        firsts, ends = (np.searchsorted(begins, file.start + at) for at in (slots.begins, slots.begins + slots.nbytes))
+        for position, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
             crc = 0
-            first, end = (bisect_left(begins, file.start + at) for at in (slot.begin, slot.end))
             for begin, stop, more in found[first:end]:
                 crc = joined_crc(crc, more, stop - begin)
             crcs[position] = crc
@@ -214,8 +213,8 @@ class LedgerCompletion:
         return self._plan.texts_of(self._ledger.digests, map(self._written, range(len(self._plan.files))))
 
     def _written(self, number: int) -> WrittenFile:
-        file, digests = self._plan.files[number], self._ledger.file_digests(number)
-        headers = self._headers.get(number)
+        file, headers = self._plan.files[number], self._headers.get(number)
+        digests = self._ledger.file_digests(number, has_crcs=headers is None)  # The headers alone need them.
         return WrittenFile(file, digests, file.headers_digest(digests) if headers is None else headers)
 
     def confirm(self, number: int) -> None:
