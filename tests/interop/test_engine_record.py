@@ -1,4 +1,4 @@
-"""Recordings of vLLM and SGLang: their own loaders where their sources are importable, and a small engine elsewhere."""
+"""Recordings of engines: their own loaders where their sources are importable, and a small engine elsewhere."""
 
 from __future__ import annotations
 
@@ -123,10 +123,11 @@ def test_what_an_engine_refuses_or_computes_is_named(engine: SimpleNamespace) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "megatron"])
 def test_the_engines_own_loaders_do_what_the_rules_say(name: str) -> None:
     """With tensor parallelism, stages and experts, in sizes of no file; sources of the engine must be importable."""
-    if importlib.util.find_spec(name) is None or importlib.util.find_spec("transformers") is None:
+    sources = "megatron.bridge" if name == "megatron" and importlib.util.find_spec(name) is not None else name
+    if importlib.util.find_spec(sources) is None or importlib.util.find_spec("transformers") is None:
         pytest.skip(f"{name} or transformers cannot be imported")
     families = ["llama", "qwen3-moe"]
     run = subprocess.run(

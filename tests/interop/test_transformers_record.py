@@ -154,7 +154,10 @@ def test_rules_of_small_models_are_the_plan_of_the_large_one(
 def test_the_command_says_which_engines_it_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert main(["rules", "--record", "triton", str(tmp_path / "config.json")]) == 2
-    assert "the adapters are for transformers, vllm, sglang; shardwise.record takes any" in capsys.readouterr().err
+    assert (
+        "the adapters are for transformers, vllm, sglang, megatron; shardwise.record takes any"
+        in capsys.readouterr().err
+    )
     if importlib.util.find_spec("sglang") is None:
         assert main(["rules", "--record", "sglang", str(tmp_path / "config.json")]) == 2
         assert "--record loads with sglang itself and PyTorch: install them in one" in capsys.readouterr().err

@@ -293,7 +293,7 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar=("ENGINE", "CONFIG"),
         nargs=2,
         help="print rules learned from small models of the family of a config.json, each loaded on 1, 2 and 4 ranks by "
-        "the engine itself: transformers, vllm or sglang",
+        "the engine itself: transformers, vllm, sglang or megatron, which Megatron-Bridge loads",
     )
     rules.add_argument(
         "--axis",

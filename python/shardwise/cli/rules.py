@@ -67,8 +67,8 @@ def _about(path: Path) -> str:
     return " ".join(lines).partition(", tensor-parallel")[0]
 
 
-#: The engines that are recorded.
-_RECORDED = ("transformers", "vllm", "sglang")
+#: The engines that are recorded, each with the package that loads.
+_RECORDED = {"transformers": "transformers", "vllm": "vllm", "sglang": "sglang", "megatron": "megatron-bridge"}
 #: The most names that a comment lists.
 _LISTED = 4
 _MOST_SHOWN = 20
@@ -114,16 +114,16 @@ def _recorded(given: Sequence[str], axis: str, as_json: bool) -> int:
         raise ValueError(f"--axis {axis}: recorded rules are over one axis, or over that of stages and another: pp,tp")
     try:
         # Looked for before: what is wrong with a configuration does not count where the engine is not there.
-        version = importlib.metadata.version(engine)
+        version = importlib.metadata.version(_RECORDED[engine])
         made = getattr(interop, engine).record_models(said, stages=(1, 2, 3) if len(axes) > 1 else ())
     except ImportError as error:
         raise ValueError(
-            f"--record loads with {engine} itself and PyTorch: install them in one environment, or record in one that "
-            f"has them ({error})"
+            f"--record loads with {_RECORDED[engine]} itself and PyTorch: install them in one environment, or record "
+            f"in one that has them ({error})"
         ) from None
     learned = learn_rules(made, axes if len(axes) > 1 else axis, stages=axes[0] if len(axes) > 1 else None)
     text = (
-        f"# Tensor-parallel over the mesh axis {json.dumps(axes[-1])} as {engine} {version} loads "
+        f"# Tensor-parallel over the mesh axis {json.dumps(axes[-1])} as {_RECORDED[engine]} {version} loads "
         f"{printable(str(said.get('model_type')))}: recorded on 1, 2 and 4 ranks.\n\n{learned.text}"
     )
     if as_json:

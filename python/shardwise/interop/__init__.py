@@ -7,7 +7,7 @@
 | `shardwise.interop.hlo` | XLA's `HloSharding` text | nothing |
 | `shardwise.interop.shardy` | Shardy's text | nothing |
 | `shardwise.interop.spmd_types` | types per mesh axis | the package only for its objects |
-| `shardwise.interop.megatron` | Megatron's rank offsets | nothing |
+| `shardwise.interop.megatron` | Megatron's rank offsets; recordings | Megatron-Bridge only for recordings |
 | `shardwise.interop.transformers` | tensor-parallel plans of Hugging Face's models | transformers and PyTorch |
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |

@@ -101,6 +101,7 @@ def recorded_models(
     ranks: Callable[..., Sequence[Recording]],
     counts: Sequence[int],
     stages: Sequence[int],
+    layers: Sequence[int] | None = None,
 ) -> list[RecordedModel]:
     """Record three small models of a family, whose sizes replace those of a configuration.
 
@@ -109,10 +110,11 @@ def recorded_models(
         ranks: records the ranks of a model, given its configuration, `tp` and `pp`.
         counts: the numbers of ranks of tensor parallelism.
         stages: the numbers of stages, if there are to be any.
+        layers: the number of layers of each model, if the engine does not take any number of them.
     """
     found = []
     for number in range(3):
-        small = _scaled(config, number)
+        small = _scaled(config, _SMALL if layers is None else {**_SMALL, "layers": tuple(layers)}, number)
         made: dict[Any, Sequence[Recording]] = {}
         # Of stages two ranks each are enough: what is cut is cut on one stage, too.
         pairs = [*((1, tp) for tp in counts), *((pp, min(2, max(counts))) for pp in stages if pp > 1)]
@@ -122,10 +124,10 @@ def recorded_models(
     return found
 
 
-def _scaled(config: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _scaled(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], number: int) -> dict[str, Any]:
     """The configuration with the sizes of one of the small models, also within its parts."""
     found = dict(config)
-    for size, values in _SMALL.items():
+    for size, values in sizes.items():
         for key in keys_of(size):
             if type(found.get(key)) is int:
                 found[key] = values[number]
@@ -141,7 +143,7 @@ def _scaled(config: Mapping[str, Any], number: int) -> dict[str, Any]:
             found[key] = found[key][:layers]
     for key, value in found.items():
         if isinstance(value, Mapping) and key.endswith("config"):
-            found[key] = _scaled(value, number)
+            found[key] = _scaled(value, sizes, number)
     return found
 
 

@@ -1,5 +1,7 @@
 """Megatron's rank offsets, with which `ShardedTensor.from_rank_offsets` says what a rank holds; needs no Megatron.
 
+`record_ranks` does: it is what Megatron-Bridge puts into the model of each rank, found by loading element numbers.
+
 For each dim that is cut, a rank gives `(axis, rank offset, fragmentation)`: which dim, which shard of it, and into how
 many it is cut; and a replica id. Every rank knows only its own. There are no mesh axes, so reading them needs a mesh,
 and finds the axes that give every device its shard.
@@ -11,17 +13,24 @@ whether an axis of size 1 cuts a dim. The form is that of `megatron/core/dist_ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .._lazy import lazy
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import checked_layout, checked_mesh, checked_rank, layout_of_indices
 
-__all__ = ["RankOffsets", "from_rank_offsets", "to_rank_offsets"]
+if TYPE_CHECKING:
+    from ._megatron_ranks import record_models, record_ranks
+
+__all__ = ["RankOffsets", "from_rank_offsets", "record_models", "record_ranks", "to_rank_offsets"]
+
+#: These need Megatron-Bridge, and bring the parts that record.
+__getattr__, __dir__ = lazy(globals(), {"._megatron_ranks": ("record_models", "record_ranks")})
 
 
 class RankOffsets(NamedTuple):

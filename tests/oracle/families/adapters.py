@@ -1,7 +1,8 @@
-"""What the adapters for vLLM and SGLang record, compared element by element with the rules and presets of the package.
+"""What the adapters of engines record, compared element by element with the rules and presets of the package.
 
 `PYTHONPATH=SOURCES:. python -m tests.oracle.families.adapters ENGINE [FAMILY...]`, where SOURCES has the engine's, with
-torch and transformers. Prints a line of JSON for each family: the elements that were compared and those that differ,
+torch and transformers; ENGINE is vllm, sglang or megatron, for which SOURCES has Megatron-Bridge 0.5 or later, and
+Megatron-Core. Prints a line of JSON for each family: the elements that were compared and those that differ,
 by preset, or with what the engine or the rules refused. `SHARDWISE_SEED=5` is for other sizes, drawn from this seed.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 
 import shardwise as sw
 from shardwise.deploy import Recording, preset
+from shardwise.rules.names import keys_of
 
 from .models import FAMILIES, SEED, config_of
 
@@ -39,7 +41,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "sglang(tp=2, pp=2)": {"tp": 2, "pp": 2},
         "sglang(tp=4, ep=2)": {"tp": 4, "ep": 2},
     },
+    "megatron": {  # Megatron-Bridge does not fill a padded vocabulary on one rank.
+        "megatron(tp=2)": {"tp": 2},
+        "megatron(tp=4)": {"tp": 4},
+        "megatron(tp=2, pp=2)": {"tp": 2, "pp": 2},
+        "megatron(tp=2, ep=2, etp=1)": {"tp": 2, "ep": 2, "etp": 1},
+        "megatron(tp=2, pp=2, ep=2)": {"tp": 2, "pp": 2, "ep": 2},
+    },
 }
+#: Options of all recordings of an engine.
+ALWAYS = {"megatron": {"vocabulary_rows": 128}}
 #: What all ranks add: the first one has it.
 ADDED_ONCE = ("w2_bias", "w2_weight_bias")
 #: What released configurations have, and the classes of transformers 5 do not write.
@@ -53,11 +64,28 @@ RELEASED = {
 
 def prepare(engine: str) -> Any:
     """Import an engine with stand-ins for what is not installed, and give its adapter."""
+    if engine == "megatron":
+        importlib.import_module("tests.oracle.families.transformer_engine").stand_in()
+        return importlib.import_module("shardwise.interop.megatron")
     importlib.import_module(f"tests.oracle.families.{engine}_loads").prepare()
     if engine == "vllm":  # Its own inspection of classes is in a process without the stand-ins.
         registry: Any = importlib.import_module("vllm.model_executor.models.registry")
         registry._run_in_subprocess = lambda function: function()
     return importlib.import_module(f"shardwise.interop.{engine}")
+
+
+def fitted(config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that Megatron-Core takes: as many layers on each stage, and what four ranks divide."""
+    found = dict(config)
+    if found["num_hidden_layers"] % 2:
+        found["num_hidden_layers"] += 1
+        for key in ("layer_types", "mlp_layer_types"):
+            if found.get(key):
+                found[key] = [*found[key], found[key][-1]]
+    if SEED:
+        for size in ("hidden", "heads", "kv_heads", "inner", "experts", "expert_inner", "shared_inner"):
+            found |= {key: 4 * found[key] for key in keys_of(size) if type(found.get(key)) is int}
+    return found
 
 
 def numbered(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +103,7 @@ def compared(text: str, config: dict[str, Any], recordings: list[Recording], tp:
 
     The last of several stages of vLLM has a tied embedding under two names; a recording has the first of them.
     """
-    made = preset(text, config)
+    made = preset(text, config, form="report")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "hf")
         sw.save_checkpoint(source, numbered(recordings[0].tensors), sync=False)
@@ -117,10 +145,12 @@ def main() -> None:
             key: value for key, value in config.items() if not isinstance(value, dict) or key != "time_step_limit"
         }
         config["architectures"] = [FAMILIES[family][0]]
+        if engine == "megatron":
+            config = fitted(config)
         for text, options in PRESETS[engine].items():
             begun = time.perf_counter()
             try:
-                recordings = adapter.record_ranks(config, **options, computed="leave")
+                recordings = adapter.record_ranks(config, **options, **ALWAYS.get(engine, {}), computed="leave")
                 taken = time.perf_counter() - begun
                 count, wrong = compared(text, config, recordings, options.get("tp", 1))
             except sw.ShardwiseError as error:

@@ -46,15 +46,15 @@ class Module(torch.nn.Module):  # type: ignore[misc]
 
 
 class RMSNorm(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self, hidden_size: int, **_: Any) -> None:
+    def __init__(self, normalized_shape: int = 0, *, hidden_size: int = 0, **_: Any) -> None:
         super().__init__()
-        self.weight = parameter(hidden_size)
+        self.weight = parameter(normalized_shape or hidden_size)
 
 
 class LayerNorm(RMSNorm):
-    def __init__(self, hidden_size: int, **_: Any) -> None:
-        super().__init__(hidden_size)
-        self.bias = parameter(hidden_size)
+    def __init__(self, *args: int, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.bias = parameter(*self.weight.shape)
 
 
 def cut(inputs: int, outputs: int, mode: str | None, ranks: int) -> tuple[int, int]:
