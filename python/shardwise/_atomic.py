@@ -147,7 +147,7 @@ def _prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """Return a new file beside the target, locked while it is open: the lock shows that its writer is alive."""
+    """Return a new file next to the target, locked while it is open: the lock shows that its writer is alive."""
     while True:
         temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
         try:

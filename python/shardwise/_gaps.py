@@ -16,7 +16,7 @@ __all__ = ["SpareLimit", "joined_over_gaps", "spare_limit"]
 
 #: Offsets in a file, or addresses.
 Places = npt.NDArray[Any]
-#: The most bytes that are read beside those that are needed, or the most reads; the other is `None`.
+#: The most bytes that are read beyond those that are needed, or the most reads; the other is `None`.
 SpareLimit = tuple["int | None", "int | None"]
 
 

@@ -260,7 +260,7 @@ def test_the_plan_of_a_configuration_is_that_of_its_model(tmp_path: Path, capsys
     for config, message in (
         ({"model_type": "no such"}, "no model of the type 'no such'"),
         ({"model_type": "gpt2"}, "no tensor-parallel plan for 'gpt2'"),
-        ({"model_type": "llama", "architectures": ["MyLlama"]}, "no class 'MyLlama' beside LlamaConfig"),
+        ({"model_type": "llama", "architectures": ["MyLlama"]}, "no class 'MyLlama' next to LlamaConfig"),
         (
             {"model_type": "llama", "num_attention_heads": 7, "hidden_size": 64},
             "cannot make the model of the configura",

@@ -768,7 +768,7 @@ def test_fills_are_of_one_lightness_and_greys_in_equal_steps() -> None:
         ((MESH, (5,)), {}, sw.LayoutError, "a DeviceMesh takes none"),
         ((ROWS, (4, 4)), {"after": ROWS.partition((8, 4))}, sw.LayoutError, "they must be equal"),
         ((sw.TensorLayout(("data",)), (4,)), {}, sw.LayoutError, "device_mesh"),
-        ((ROWS,), {"after": COLUMNS}, sw.LayoutError, "shape is needed to draw what beside another"),
+        ((ROWS,), {"after": COLUMNS}, sw.LayoutError, "shape is needed to draw what next to another"),
         ((sw.TensorLayout(("data",)),), {}, sw.LayoutError, "draw needs a device_mesh"),
         ((ROWS, (4, 4)), {"dtype": "int8"}, sw.LayoutError, "the picture of a TensorLayout has none"),
         ((MESH,), {"form": "png"}, sw.LayoutError, "form is 'png'; it must be one of 'svg', 'html', 'text'"),

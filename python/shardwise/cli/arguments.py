@@ -156,7 +156,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
             "ranks, one with a file for each device, of all that it holds; vllm, the same for the sharded loaders of "
             "vLLM and SGLang; dcp, PyTorch's distributed checkpoint; megatron, the same as Megatron-Core loads it; "
             "torch, a file of torch.save, with optimizers as their load_state_dict takes them; fsdp2, a folder with a "
-            "model_world_size_W_rank_R.pt and an optim_… for each device, of DTensors; universal, DeepSpeed's "
+            "model_world_size_W_rank_R.pt and an optim_… of DTensors for each device; universal, DeepSpeed's "
             "universal checkpoint, a folder for each parameter",
         )
     command.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
@@ -198,7 +198,7 @@ def _add_run(commands: "argparse._SubParsersAction[Parser]") -> None:
         "run",
         help="run a part of a saved plan, on any machine",
         description=(
-            "Run tasks of a plan that plan --save wrote, and leave receipts for them beside the new checkpoint. "
+            "Run tasks of a plan that plan --save wrote, and leave receipts for them next to the new checkpoint. "
             "Parts may run anywhere, in any order, at once or twice; tasks that have a receipt are not run again."
         ),
     )
@@ -229,13 +229,13 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
     verify = commands.add_parser(
         "verify",
         help="check that a checkpoint is complete and holds what was written",
-        description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
+        description="Read all of a checkpoint and compare it with the digests that were written next to it, and with "
         "the CRC-32 of PyTorch's zip containers. Exit with status 3 if it is damaged: a line for each damaged tensor, "
         "with its file.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     add_which(verify, "verify")
-    add_strict(verify, "files beside it are not read, or states have no weights")
+    add_strict(verify, "files next to it are not read, or states have no weights")
     add_work(verify)
 
 
@@ -277,7 +277,7 @@ def _add_learn(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--config",
         metavar="JSON",
         type=Path,
-        help="the model's config.json, for names in place of sizes; the one beside A if left out",
+        help="the model's config.json, for names in place of sizes; the one next to A if left out",
     )
     add_means(learn)
     add_json(learn)
@@ -292,7 +292,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[Parser]") -> None:
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     add_padded(inspect)
     add_parameter_names(inspect)
-    add_strict(inspect, "files beside it are not read, or parameters of an optimizer keep their numbers")
+    add_strict(inspect, "files next to it are not read, or parameters of an optimizer keep their numbers")
     add_json(inspect)
 
 

@@ -189,7 +189,12 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--ep", metavar="SIZES", default="1", help="sizes of expert parallelism: 1; features are cut over tp / ep"
     )
     fits.add_argument("--ratio", metavar="3,2,1", help="in place of sizes: unequal shares of devices, in whole units")
-    fits.add_argument("--rules", metavar="TOML", type=rules_path, help=f"{RULES_HELP}; names say what is cut without")
+    fits.add_argument(
+        "--rules",
+        metavar="TOML",
+        type=rules_path,
+        help=f"{RULES_HELP}; without rules the names of tensors say what is cut",
+    )
     add_config(fits)
     add_json(fits)
 
@@ -222,7 +227,12 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         state.add_argument(f"--{name}", metavar="N", type=int, default=1, help=f"{what}; 1 if left out")
     state.add_argument("--layers", metavar="COUNTS", help="the layers of each stage, as in 19,20,20,21")
     add_mesh(state)
-    state.add_argument("--rules", metavar="TOML", type=rules_path, help=f"{RULES_HELP}; names say what is cut without")
+    state.add_argument(
+        "--rules",
+        metavar="TOML",
+        type=rules_path,
+        help=f"{RULES_HELP}; without rules the names of tensors say what is cut",
+    )
     add_config(state)
     state.add_argument(
         "--optimizer",

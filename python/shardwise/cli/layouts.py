@@ -20,6 +20,6 @@ def read_layouts(rules: Path, mesh: DeviceMesh | None, config: Config | None) ->
 
 
 def check_for(mesh: DeviceMesh | None, text: str | None) -> None:
-    """Refuse a mesh beside a preset, which has one."""
+    """Refuse a mesh together with a preset, which has one."""
     if text is not None and mesh is not None:
         raise ValueError(f"--mesh and --for exclude each other: {text} says how many devices there are")

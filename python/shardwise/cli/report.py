@@ -116,7 +116,7 @@ def report_on(
     The rewrites of the file are applied first, unless the tensors are named as they name them already.
 
     Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
-    one beside the checkpoint unless another is given. The components of quantized weights follow these.
+    one next to the checkpoint unless another is given. The components of quantized weights follow these.
     """
     given = config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):

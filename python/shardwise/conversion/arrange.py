@@ -33,7 +33,7 @@ def arranged(tensor: Assembled, split: Sequence[Sequence[int]], merged: Sequence
     """
     sizes = [size for group in split for size in group]
     shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
-    # Compare the groups, not only their count: a dim split into none beside a dim split into two has the right count.
+    # Compare the groups, not only their count: a dim split into none with a dim split into two has the right count.
     if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
         return tensor
     boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)

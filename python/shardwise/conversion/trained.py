@@ -300,7 +300,7 @@ def _together(
     if held and len(held) < len(tensors):
         lone = next(one for one in tensors if _weight_of(one) is None)
         raise LayoutError(
-            f"{shown(lone.origin)} has no weight beside it, but that of {shown(held[0].origin)}, with which it is "
+            f"{shown(lone.origin)} has no weight next to it, but that of {shown(held[0].origin)}, with which it is "
             f"{what}, is there"
         )
     states: dict[_StateNames, list[Moment]] = {}

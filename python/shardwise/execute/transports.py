@@ -176,7 +176,7 @@ class AddressRows:
 
         Args:
             max_rows: the most reads; the fewest bytes are read with which so many are enough.
-            over_bytes: the most bytes beside those that are needed; the fewest reads with them.
+            over_bytes: the most bytes beyond those that are needed; the fewest reads with them.
 
         Raises:
             LayoutError: if this side writes, since that would overwrite what lies between; if both are given, or

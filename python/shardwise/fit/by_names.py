@@ -197,11 +197,11 @@ def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
         axes[0] = "ep"
     q, kv = one.heads.q, one.heads.kv
     if role.heads in ("q", "kv", "qkv") and q % tp:
-        raise LayoutError(f"tp is {tp}, into which the {q} heads of {one.name} do not divide")
+        raise LayoutError(f"tp is {tp}, which does not divide the {q} heads of {one.name}")
     if role.heads == "linear" and one.heads.linear % tp:
-        raise LayoutError(f"tp is {tp}, into which the {one.heads.linear} heads of {one.name} do not divide")
+        raise LayoutError(f"tp is {tp}, which does not divide the {one.heads.linear} heads of {one.name}")
     if role.heads in ("kv", "qkv") and kv % tp and tp % kv:
-        raise LayoutError(f"tp is {tp}, into which the {kv} key-value heads of {one.name} do not divide")
+        raise LayoutError(f"tp is {tp}, which does not divide the {kv} key-value heads of {one.name}")
     axes[dim] = axis
     if role.heads == "kv" and kv < tp:
         axes[dim] = f"{axis}:(1){kv}" if kv > 1 else None

@@ -1,4 +1,4 @@
-"""The limits of engines beside those of the formats: the limits of their loaders and kernels.
+"""The limits of engines in addition to those of the formats: the limits of their loaders and kernels.
 
 They are data, `rules/engines.toml`, each with its engine, version, date and source: a check in the engine, or the
 public thread that reports it. They go away with later versions; what a format allows does not change.

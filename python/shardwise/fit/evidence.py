@@ -248,7 +248,7 @@ def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
         return False
     if not exact:
         return n % {"q": q, "kv": kv, "qkv": q + 2 * kv}[role.heads] == 0
-    if role.heads == "q":  # Gates may lie beside the queries.
+    if role.heads == "q":  # Gates may be next to the queries.
         return n % (q * size) == 0 or n == q * value
     return n in ((kv * size, kv * value) if role.heads == "kv" else (q * size + kv * (size + value),))
 

@@ -134,7 +134,7 @@ def fits_ratio(
     Args:
         model: A checkpoint or a configuration, as `fits` takes it.
         ratio: A number for each device, such as `(3, 2, 1)`.
-        config: The model's `config.json`, or what it says; the one beside the checkpoint if left out.
+        config: The model's `config.json`, or what it says; the one next to the checkpoint if left out.
 
     Raises:
         LayoutError: if a number is below 1, or there are too many.

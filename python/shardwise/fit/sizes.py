@@ -45,7 +45,7 @@ def fits(
             may be another one.
         tp: The sizes of tensor parallelism.
         ep: The sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
-        config: The model's `config.json`, or what it says; the one beside the checkpoint if left out.
+        config: The model's `config.json`, or what it says; the one next to the checkpoint if left out.
         rules: A rules file, or the name of one that comes with the package, which says what is cut over the axes `tp`
             and `ep`, also of fused weights; names of weights say it if left out.
 
@@ -53,8 +53,8 @@ def fits(
         OSError: if a file cannot be read.
         ParseError: if a file does not follow its format, scales do not agree with their weights, or the quantization
             that the configuration states is not known.
-        LayoutError: if a size is less than 1, `config` is given beside a configuration, or rewrites of the rules do
-            not apply.
+        LayoutError: if a size is less than 1, `config` is given together with a configuration, or rewrites of the
+            rules do not apply.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "vocab_size": 99}
     >>> config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}

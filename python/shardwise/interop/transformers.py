@@ -248,7 +248,7 @@ def _model(config: Mapping[str, Any]) -> Any:
     own = getattr(transformers, name, None) if isinstance(name, str) else None
     if name is not None and not (isinstance(own, type) and hasattr(own, "tp_plan")):
         raise LayoutError(
-            f"transformers {version} has no class {shown(name)} beside {described.__name__}; save the model's "
+            f"transformers {version} has no class {shown(name)} next to {described.__name__}; save the model's "
             "`model.tp_plan` as JSON"
         )
     with _quiet(), torch.device("meta"):

@@ -1,7 +1,7 @@
 """Packed dims as text: `q:(h=64@tp d=128) + k:(g=8@tp/max8 d=128) + v:(g=8@tp/max8 d=128)`.
 
 Parts in round brackets stand with `+` between them; factors within, major first, with spaces between them. A factor is
-a number, or a name with its size, `h=64`, or a name whose size is given beside the text or is left to the shape, or an
+a number, or a name with its size, `h=64`, or a name whose size is given next to the text or is left to the shape, or an
 expression of these without spaces, `heads//groups*d`. The factor that is cut has its axes after `@`, with `+` between
 several, and then its options, each after a `/`: the uneven rule; `max8` for at most eight shards, `max` for at most as
 many as it has elements; `unit128` to cut between multiples of 128 only; `split` to cut what comes after it too where

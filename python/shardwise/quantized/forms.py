@@ -88,7 +88,7 @@ _ENDS = {
     "_scale_2": "weight_scale_2",
     "_scale": "weight_scale",
 }
-#: Names of bitsandbytes for tensors beside the weight, and after its name.
+#: Names of bitsandbytes for tensors next to the weight, and after its name.
 _BESIDE = frozenset(["SCB", "weight_format"])
 _ORDERS = frozenset(["g_idx", "weight_g_idx"])
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
@@ -285,8 +285,8 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
     """Refuse to cut by the rules of a model what is quantized in a form that nothing states.
 
     The rules of a model's type are for its weights as they are without quantization. A tensor of integers under a
-    weight's name has other dims, perhaps; one beside it, or beside a weight of 8 bits, which no rule matches, is a part
-    of it. Rules that do not say for which models they are name what is stored, and cut it.
+    weight's name has other dims, perhaps; one next to it, or next to a weight of 8 bits, which no rule matches, is a
+    part of it. Rules that do not say for which models they are name what is stored, and cut it.
 
     Raises:
         ParseError: names the first of these.
@@ -316,7 +316,7 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
             if found.method is not None:
                 raise ParseError(
                     f"{shown(name)} is of {dtype.name}, without the scales or states of a weight of {found.method}, so "
-                    "nothing says how its rule is to cut it: look for what was left out beside it, or give rules for "
+                    "nothing says how its rule is to cut it: look for what was left out next to it, or give rules for "
                     "the names of what is stored that do not say models, and a configuration without "
                     "quantization_config (--config)"
                 )

@@ -1,7 +1,7 @@
 """Names of low-rank adapters: which tensors are the factors of LoRA, and which weight each belongs to.
 
 PEFT calls the factors `base_model.model.MODULE.lora_A.weight` and `….lora_B.weight`, for embeddings `lora_embedding_A`
-and `_B`, and has modules that were trained whole beside them, under the same prefix. A running model has the adapter's
+and `_B`, and has modules that were trained whole next to them, under the same prefix. A running model has the adapter's
 name in them, `lora_A.default.weight`, and its own weights as `MODULE.base_layer.weight`. Megatron-Bridge has
 `MODULE.adapter.linear_in.weight` and `….linear_out.weight`.
 """

@@ -32,7 +32,7 @@ class LeftOut:
             nobody is warned of it; `"values"`, which are not tensors, without a place in the new format; `"unmatched"`
             tensors, which no rule matches, so that every device holds them whole; `"axes"` of a mesh that no rule uses,
             so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"untrained"`
-            weights without a state, where others have one; `"beside"`, files beside a checkpoint that are not read;
+            weights without a state, where others have one; `"beside"`, files next to a checkpoint that are not read;
             `"cast"`, weights in floats of 8 bits or less that rules for models cut, and nothing says that they were
             only cast; `"rounded"` weights, in whose place their master copies are written or compared.
         names: Their names: of tensors, values, axes or files.

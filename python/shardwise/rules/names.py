@@ -66,7 +66,7 @@ class Expert(NamedTuple):
 
 @cache
 def shipped_table(name: str) -> dict[str, Any]:
-    """Read a table that lies beside this module.
+    """Read a table that is next to this module.
 
     >>> shipped_table("names.toml")["modules"]["whole"]
     ['indexer']

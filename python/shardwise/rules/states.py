@@ -50,7 +50,7 @@ _STATE = re.compile(r"((?:[^.]+\.){0,3}?)(state\.|param_groups\.)")
 _OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
 #: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
 _NO_STATES = ("param_groups.", "distributed.")
-#: Other parts of a training run, beside an optimizer.
+#: Other parts of a training run, next to an optimizer.
 _BESIDE = re.compile(
     r"(?:^|\.)(?:lr_schedulers?|schedulers?|opt_param_scheduler|rng|rng_states?|train_state|dataloader|grad_scaler|loss_scaler|"
     r"global_step|step|iteration|epoch)(?:[./]|$)"

@@ -125,7 +125,7 @@ def _tiling(argument: str, what: Any, shape: Sequence[int] | None, uneven: Uneve
             + f", got {type(what).__name__}"
         )
     if shape is None:
-        raise LayoutError(f"shape is needed to draw {argument} beside another; without it a layout is drawn by itself")
+        raise LayoutError(f"shape is needed to draw {argument} next to another; without it a layout is drawn by itself")
     return what.partition(shape, uneven)
 
 

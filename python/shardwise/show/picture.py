@@ -111,7 +111,7 @@ class Picture:
         about: What it says, in sentences, for those who cannot see it.
         views: The views that are drawn.
         legend: Who holds each shard; `Tile.key` counts these. It is drawn only if tiles have no room for their names.
-        turns: Whether an arrow leads from the first view to the second, which is beside it if there is room.
+        turns: Whether an arrow leads from the first view to the second, which is next to it if there is room.
     """
 
     title: str

@@ -20,7 +20,7 @@ def table_lines(
 
     If the table is wider than `width`, the names in the first column lose what they have in common; if that is not
     enough, each gets its own line, above the rest of its row; if the rest is wider than `width` too, each value has its
-    title beside it. Nothing else is ever shortened.
+    title next to it. Nothing else is ever shortened.
 
     >>> for line in table_lines(["name", ">bytes"], [[("a", ""), ("12", "")], [("bcd", ""), ("3", "")]]):
     ...     print("".join(text for text, _ in line))

@@ -1,4 +1,4 @@
-"""Low-rank adapters: two thin matrices beside a weight, cut in the same way as the weight."""
+"""Low-rank adapters: two thin matrices next to a weight, cut in the same way as the weight."""
 
 from __future__ import annotations
 

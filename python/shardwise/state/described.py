@@ -1,4 +1,4 @@
-"""The tensors of a model: shapes, dtypes, and adapters beside weights."""
+"""The tensors of a model: shapes, dtypes, and adapters next to weights."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ class TestBeside:
         said = run(verb, folder / "m", *more.get(verb, []))
         for each, what in ((said, "warning: "), (strict, "error: ")):
             text = each.out + each.err
-            assert f"{what}3 files are not read, beside " in text
+            assert f"{what}3 files are not read, next to " in text
             assert all(name in text for name in self.FILES)
         if verb == "reshard":
             more[verb] = [folder / "again"]

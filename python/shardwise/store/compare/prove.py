@@ -62,7 +62,7 @@ def verify_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Warns:
-        ShardwiseWarning: of the report's `left_out`: files beside the checkpoint that are not read, and states whose
+        ShardwiseWarning: of the report's `left_out`: files next to the checkpoint that are not read, and states whose
             weights are not there.
 
     Raises:
@@ -367,7 +367,7 @@ def _digest_in(files: Mapping[Location, Mapping[str, Any]], file: Location, name
 
 
 def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
-    """The digests that were written beside the tensors."""
+    """The digests that were written next to the tensors."""
     if manifest is not None:
         tensors: dict[str, Any] = manifest["tensors"]
         return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}

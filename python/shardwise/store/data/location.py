@@ -59,7 +59,7 @@ _BEGINNING = 200
 
 #: The classes of locations.
 LOCATIONS = (Path, ObjectPath)
-#: The kind of a path, which a path beside it has too.
+#: The kind of a path, which a path next to it has too.
 Beside = TypeVar("Beside", Path, ObjectPath)
 
 
@@ -308,7 +308,7 @@ def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
 
 
 def hidden_name(name: str) -> str:
-    """Return the beginning of the hidden names of temporary files and folders beside a file or folder of this name.
+    """Return the beginning of the hidden names of temporary files and folders next to a file or folder of this name.
 
     File systems allow 255 bytes; if the name leaves no room for an ending, a digest replaces its end.
 
@@ -323,7 +323,7 @@ def hidden_name(name: str) -> str:
 
 
 def workplace_of(path: Beside) -> Beside:
-    """Return the path of the folder beside a checkpoint in which each of its plans has a folder."""
+    """Return the path of the folder next to a checkpoint in which each of its plans has a folder."""
     return path.with_name(f"{hidden_name(path.name)}.partial")
 
 

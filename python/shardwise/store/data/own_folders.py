@@ -1,6 +1,6 @@
 """Folders of our own in places that others can write to: opened step by step, without links, recognised by a marker.
 
-The names that a run uses beside a checkpoint are predictable, so anything may be there already: a link to another
+The names that a run uses next to a checkpoint are predictable, so anything may be there already: a link to another
 folder, a folder of the user's, a file with a second name. Each step is therefore opened from its parent without
 following links, must be a real folder that belongs to the user, and is only removed if it has our marker: a small file
 that is made first and removed last, so that a process that is killed in between leaves a folder that is still

@@ -47,7 +47,7 @@ RANKS = "ranks.json"
 #: Patterns of the names of files for ranks: ours, and those of the engines' loaders.
 RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
 ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
-#: Patterns of the names of optimizers' files beside a model, and names of models' files.
+#: Patterns of the names of optimizers' files next to a model, and names of models' files.
 OPTIMIZER_FILE = r"optim(?:izer)?(?:_(?P<number>\d{1,4}))?\.(?:pt|pth|bin)"
 MODEL_FILES = ("pytorch_model_fsdp.bin", "model.pt", "model.pth", "model.bin")
 #: A file with a model and its optimizer; the same optimizer, renumbered for FSDP; folders that accelerate writes.

@@ -343,7 +343,7 @@ def _filter_of(creation: Any, number: int) -> tuple[int, int]:
 def _dtype(dataset: Any) -> Dtype | None:
     said = dataset.attrs.get("dtype")
     if said == "bfloat16" and dataset.dtype.itemsize == 2 and dataset.dtype.kind in "Vu":
-        return DTYPES["bfloat16"]  # HDF5 has no such type; Keras notes it beside the dataset.
+        return DTYPES["bfloat16"]  # HDF5 has no such type; Keras notes it next to the dataset.
     return find_dtype(dataset.dtype.newbyteorder("="))
 
 

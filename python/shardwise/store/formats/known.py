@@ -117,7 +117,7 @@ FORMS: list[Form] = [
     Form(
         "orbax (unfinished)",
         lambda candidate: ".orbax-checkpoint-tmp" in candidate.path.name,
-        refusal="is what an interrupted save of Orbax left behind; open the last complete step beside it",
+        refusal="is what an interrupted save of Orbax left behind; open the last complete step next to it",
     ),
     Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron.form"),
     Form("megatron", lambda candidate: {"metadata.json", "common.pt"} <= set(candidate.names), "megatron.form"),
@@ -156,7 +156,7 @@ FORMS: list[Form] = [
         "fsdp2 (without a model)",
         _matching(r"(?:.*optim|extra_state)_world_size_\d+_rank_\d+\.pt|optimizer(?:_\d+)?_rank_?\d+\.bin"),
         refusal="has the states of an optimizer by rank, but no files of the model, which have the names and shapes of "
-        "the parameters; put model_world_size_W_rank_R.pt, or pytorch_model_fsdp_0_rankR.bin, of all ranks beside them",
+        "the parameters; put model_world_size_W_rank_R.pt, or pytorch_model_fsdp_0_rankR.bin, of all ranks there",
     ),
     Form(
         "fsdp2 (one file)",

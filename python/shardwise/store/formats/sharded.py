@@ -43,7 +43,7 @@ def check_seal(folder: Location) -> None:
     finally:
         file.close()
     if sealed(text.rpartition(_SEAL)[0] + b"\n}") != text:
-        raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it says")
+        raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it states")
 
 
 def open_form(path: Location) -> StoredCheckpoint:

@@ -213,7 +213,7 @@ def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
             continue
         flat = hashes.reshape(-1)
         first, end = (np.searchsorted(known[0], flat, side=side) for side in ("left", "right"))
-        # Zeros beside others are padding. A tensor of zeros only is like any other, unless it is large.
+        # Zeros next to others are padding. A tensor of zeros only is like any other, unless it is large.
         is_zero = (flat == 0) & bool(flat.any())
         if not ((first < end) | is_zero).all() or (not flat.any() and len(flat) > _MOST_ZEROS):
             continue

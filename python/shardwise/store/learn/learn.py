@@ -186,7 +186,7 @@ def _are_alike(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _sibling(made: Directed) -> Directed | None:
-    """Return the relation of a bias, made like the weight beside it: its elements may be too common to be found."""
+    """Return the relation of a bias, made like the weight next to it: its elements may be too common to be found."""
     one = made.relation
     if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
         return None
@@ -194,7 +194,7 @@ def _sibling(made: Directed) -> Directed | None:
     def bias(name: str) -> str:
         return name.removesuffix(_WEIGHT) + _BIAS
 
-    # A bias has one dim, beside those that are stacked.
+    # A bias has one dim, next to those that are stacked.
     side, own = (
         {key: value for key, value in each.items() if key not in ("transpose", "dim")} for each in (one.side, one.own)
     )

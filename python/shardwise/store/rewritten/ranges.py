@@ -148,12 +148,12 @@ def device_reads(
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
         layouts: The cuts of its tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
-            whole on every device. Of a quantized weight, if the `config.json` beside the checkpoint says so, all
+            whole on every device. Of a quantized weight, if the `config.json` next to the checkpoint says so, all
             components follow the rule for the weight. Elements of fewer than eight bits are cut in whole bytes.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: The rule by which a dim that does not divide is cut.
-        over_read: The share of bytes that may be read beside those that are needed, by default 0.05, a twentieth: so
+        over_read: The share of bytes that may be read beyond those that are needed, by default 0.05, a twentieth: so
             much of the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
         max_reads: The most reads, in place of `over_read`: the fewest bytes are read with which so many are enough.
 

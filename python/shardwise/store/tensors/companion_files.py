@@ -1,4 +1,4 @@
-"""Files beside the tensors of a checkpoint: those that are copied along, such as `config.json`, and unread ones."""
+"""Files next to the tensors of a checkpoint: those that are copied along, such as `config.json`, and unread ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
     if not found:
         return []
     count, which = listed(found, "file")
-    return [LeftOut("beside", tuple(found), f"{count} not read, beside {checkpoint.path}: {which}")]
+    return [LeftOut("beside", tuple(found), f"{count} not read, next to {checkpoint.path}: {which}")]
 
 
 def is_companion(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The `config.json` beside a checkpoint."""
+"""The `config.json` next to a checkpoint."""
 
 from __future__ import annotations
 

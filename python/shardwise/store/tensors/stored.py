@@ -137,7 +137,7 @@ class StoredTensor(Drawn, ReadsFiles):
             ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
                 installed.
             TypeError: if numpy has no such dtype, or the tensor has more dims than an array may have.
-            SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
+            SizeOverflowError: if its sizes are too large for an array, as they may be with another of 0.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
             LayoutError: if a chunk that must be decoded takes more memory; says how much.

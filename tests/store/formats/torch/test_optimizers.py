@@ -296,7 +296,7 @@ def test_a_folder_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert checkpoint.read("rng.rank_1.cpu").tolist() == [0] * 4
     # The one file that nobody reads is said.
     assert main(["inspect", str(tmp_path / "a")]) == 0
-    assert "1 file is not read, beside" in (said := capsys.readouterr().out)
+    assert "1 file is not read, next to" in (said := capsys.readouterr().out)
     assert "training_args.bin" in said
     for name, config in (("b", None), ("c", {"model_type": "other"}), ("d", {**CONFIG, "auto_map": {}})):
         with sw.open_checkpoint(trainer(tmp_path / name, config)) as checkpoint:

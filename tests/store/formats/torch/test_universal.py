@@ -188,7 +188,7 @@ def test_halves_and_forgeries_are_refused(names: Any, said: dict[str, Any], mess
     ("entry", "message"),
     [
         (held(folded="rows"), "says 'folded' of its tensor, which is not known"),
-        ({"fp32": tensor(W.ravel(), "0"), "step": 3}, r"no \*_model_states.pt beside zero says its shape"),
+        ({"fp32": tensor(W.ravel(), "0"), "step": 3}, r"no \*_model_states.pt next to zero says its shape"),
     ],
 )
 def test_what_a_parameter_is_must_be_known(entry: Any, message: str, tmp_path: Path) -> None:

@@ -492,7 +492,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, to: Any) -> None:
     shrunk: dict[str, Any] = {"dtype": "bfloat16", "memory": 1 << 20}
     other.write_bytes(bytes(3 << 20))
     with pytest.raises(
-        OSError, match=r"written beside it first, takes 1\.5 MiB, but 10\d\d\.\d KiB are free: '.*made'"
+        OSError, match=r"written next to it first, takes 1\.5 MiB, but 10\d\d\.\d KiB are free: '.*made'"
     ):
         sw.reshard_checkpoint(source, target, layouts, to=to, **shrunk)
     assert list(small_disk.iterdir()) == [other]

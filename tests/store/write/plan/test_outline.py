@@ -267,7 +267,7 @@ def test_there_is_room_for_what_is_written_first(
 
     monkeypatch.setattr(sw.store.StoredCheckpoint, "close", counted)
     monkeypatch.setattr(disk, "free_space", lambda _: outline.bytes + beside - 1)
-    with pytest.raises(OSError, match=r"written beside it first, takes .* are free") as caught:
+    with pytest.raises(OSError, match=r"written next to it first, takes .* are free") as caught:
         sw.reshard_checkpoint(source, target, **arguments)
     assert caught.value.errno == errno.ENOSPC
     assert list(target.parent.iterdir()) == []

@@ -92,7 +92,7 @@ class Buffers:
         self.weights = {row.name: row for row in index.tensors if not row.name.startswith("optimizer.")}
         expert = next((name for name in self.weights if ".experts." in name), None)
         if expert is not None or arguments.experts > 1:
-            raise self._unknown(f"{shown(expert)} is of experts, which have buckets of their own")
+            raise self._unknown(f"{shown(expert)} belongs to experts, which have buckets of their own")
         other = next((name for name in held.names if not _BUCKET.fullmatch(name) and not _OBJECT.fullmatch(name)), None)
         if other is not None:
             raise self._unknown(f"{shown(other)} is not of the only optimizer")
@@ -245,7 +245,7 @@ class Buffers:
         found = None if match is None else self.arguments.stage_of(int(match[1]))
         if found is None:
             raise self._unknown(
-                f"{piece.path.name} with a part of {shown(name)} is of no rank of a world of {self.arguments.world}"
+                f"{piece.path.name} with a part of {shown(name)} is of no rank in a world of {self.arguments.world}"
             )
         return found
 

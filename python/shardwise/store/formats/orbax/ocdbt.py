@@ -151,7 +151,7 @@ class OcdbtStore:
             latest = max((name for name in names if re.fullmatch(r"manifest\.[0-9a-f]{16}", name)), default=None)
             node = None if latest is None else self._manifest(self.folder / latest, config_only=False)
         if node is None:
-            raise ParseError(f"{self.folder / MANIFEST}: there is no numbered manifest beside it")
+            raise ParseError(f"{self.folder / MANIFEST}: there is no numbered manifest next to it")
         files = self._file_table(node, b"")
         count = node.number()
         if count == 0:

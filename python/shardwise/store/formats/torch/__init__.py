@@ -5,7 +5,7 @@
 | `archive`, `pickles` | zip files; pickles as inert records |
 | `tensors`, `plain` | the tensors in a container; a `.pt` file |
 | `state_dicts`, `optimizers` | values of files by name; the parameter that an optimizer's number stands for |
-| `training` | files beside a model: optimizers, schedulers, random states |
+| `training` | files next to a model: optimizers, schedulers, random states |
 | `dcp`, `dcp_safetensors` | distributed checkpoints |
 | `fsdp`, `fsdp_states` | the files of ranks of FSDP; their optimizers, and random states |
 | `rank_parts`, `flat_units` | ranks' parts of tensors; flat parameters, divided into parameters |

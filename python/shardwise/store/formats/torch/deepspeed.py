@@ -43,7 +43,7 @@ from .zero_partitions import RankArrays, Spans, group_shapes, parameters_of_grou
 
 __all__ = ["open_form"]
 
-#: The file beside the folders of steps that names the last one.
+#: The file next to the folders of steps that names the last one.
 LATEST = "latest"
 #: The keys of an optimizer of stage 0 that hold its states and masters.
 _OF_STAGE_0 = frozenset(["state", "param_groups", "optimizer_state_dict", "fp32_groups", "fp32_groups_flat"])

@@ -106,7 +106,7 @@ def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
         if kind == "model" and not held:
             raise ParseError(f"{path}: has no *_model_states.pt: files are missing")
         if len(columns) > 1 and columns[0] < 0:
-            raise ParseError(f"{path}: has {shown(held[next(iter(held))])} and files of data-parallel ranks beside it")
+            raise ParseError(f"{path}: has {shown(held[next(iter(held))])} and files of data-parallel ranks next to it")
         rows = max((mp for _, mp, _ in found), default=0) + 1
         wanted = columns if columns[:1] == [-1] else range(max(columns, default=-1) + 1)
         if len(held) != rows * len(wanted):

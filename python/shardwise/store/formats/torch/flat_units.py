@@ -219,7 +219,7 @@ def local_weights(
     if not shapes:
         raise ParseError(
             f"{path / flats[first].first}: {shown(first)} is a flat parameter of FSDP1, and nothing says which tensors "
-            "are in it: optim_state_dict_rank_R.pt of FSDP.optim_state_dict, one for each rank beside it, would; or "
+            "are in it: optim_state_dict_rank_R.pt of FSDP.optim_state_dict, one for each rank next to it, would; or "
             f"{SAVE_AGAIN}"
         )
     others = {name: held for name, held in gathered.items() if name not in flats}

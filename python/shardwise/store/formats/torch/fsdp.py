@@ -3,7 +3,7 @@
 | files | written by |
 |---|---|
 | `model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…`, `fsdp_config.json` | verl and others, of FSDP2 and FSDP1 |
-| `optim_state_dict_rank_R.pt` | FSDP1: states by name, beside those by number |
+| `optim_state_dict_rank_R.pt` | FSDP1: states by name, next to those by number |
 | `pytorch_model_fsdp_0_rankR.bin`, `optimizer_0_rankR.bin` | accelerate without distributed checkpoints |
 
 Tensors that are cut say where their parts belong (`rank_parts`); states get the names of their parameters

@@ -1,6 +1,6 @@
-"""Files of a training run beside a model: optimizers, schedulers and random states.
+"""Files of a training run next to a model: optimizers, schedulers and random states.
 
-The Trainer of transformers writes `optimizer.pt`, `scheduler.pt` and `rng_state.pth` beside the weights; accelerate
+The Trainer of transformers writes `optimizer.pt`, `scheduler.pt` and `rng_state.pth` next to the weights; accelerate
 writes `optimizer.bin`, `scheduler.bin` and `random_states_0.pkl`; with FSDP they write folders of distributed
 checkpoints, `pytorch_model_fsdp_0` and `optimizer_0`.
 """

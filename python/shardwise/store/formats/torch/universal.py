@@ -1,6 +1,6 @@
 """DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, with a folder for each parameter.
 
-`zero/NAME/fp32.pt` holds a parameter as a whole, and the files beside it its states: with their shape, or, with stage
+`zero/NAME/fp32.pt` holds a parameter as a whole, and the files next to it its states: with their shape, or, with stage
 3, flat, with the shape in the copies of the trainer's `*_model_states.pt`. These copies also hold the frozen parameters
 and buffers, and the names that are tied. Groups, and with stage 3 steps, are in `zero/optimizer_state.pt`.
 """
@@ -29,9 +29,9 @@ from .zero_partitions import RankArrays, group_shapes, parameters_of_groups
 
 __all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
-#: The file beside the folders of steps that names the last one.
+#: The file next to the folders of steps that names the last one.
 LATEST = "latest_universal"
-#: The file beside the parameters' folders with the values that all parameters share.
+#: The file next to the parameters' folders with the values that all parameters share.
 OPTIMIZER = "optimizer_state.pt"
 #: The names of the copied files of the trainer.
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
@@ -70,7 +70,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         raise ParseError(f"{path}: has a folder tmp and no *_model_states.pt: the conversion was interrupted")
     common = [zero / OPTIMIZER] if OPTIMIZER in beside else []
     parts = {name: sorted(file for file in files if file.endswith(".pt")) for name, files in held.items()}
-    # The same for stage 3, beside those for stages 1 and 2, which have the tensors as well.
+    # The same for stage 3, next to those for stages 1 and 2, which have the tensors as well.
     again = [name for name in inside if MODEL_STATES.fullmatch(name) and name not in chosen.values()]
     every = [*(path / name for name in (*chosen.values(), *again)), *common]
     every += [zero / name / file for name, files in parts.items() for file in files]
@@ -204,7 +204,7 @@ class _UniversalFolder(Rows):
                 )
         elif said is None or not self.is_whole:
             raise UnsupportedError(
-                f"{file.path}: is flat, and no *_model_states.pt beside zero says its shape as a whole; copy those "
+                f"{file.path}: is flat, and no *_model_states.pt next to zero says its shape as a whole; copy those "
                 "that lie in the folder that it was made from"
             )
         else:
@@ -307,10 +307,10 @@ def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTen
 
 
 def latest_in(path: Location) -> str:
-    """Return the folder that a file such as `latest` names, beside the file."""
+    """Return the folder that a file such as `latest` names, next to the file."""
     name = first_bytes(path, 1024).decode("utf-8", "replace").strip()
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
-        raise ParseError(f"{path}: {shown(name)} is not the name of a folder beside it")
+        raise ParseError(f"{path}: {shown(name)} is not the name of a folder next to it")
     if not (path.parent / name).is_dir():
         raise ParseError(f"{path}: names the folder {shown(name)}, which does not exist")
     return name

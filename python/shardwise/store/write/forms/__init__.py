@@ -5,7 +5,7 @@
 | `forms` | the table of formats that are written |
 | `files`, `slots` | files of tensors, and where each tensor lies in them; the boxes in a file |
 | `safetensors` | safetensors files, one or several |
-| `dcp`, `megatron` | PyTorch's distributed checkpoints; what Megatron-Core looks for beside one |
+| `dcp`, `megatron` | PyTorch's distributed checkpoints; what Megatron-Core looks for next to one |
 | `pickles`, `archives` | pickles and zip containers written |
 | `torch_file`, `nested` | a file of `torch.save`; the nested dict in it, with models and optimizers |
 | `fsdp` | FSDP2's files of ranks, of DTensors |

@@ -1,4 +1,4 @@
-"""The forms of checkpoints: for each form its files and their names, and the index and manifest beside the files.
+"""The forms of checkpoints: for each form its files and their names, and the index and manifest next to the files.
 
 The manifest lists the tensors and how each is cut, and the size and digests of each file.
 """
@@ -152,7 +152,7 @@ def check_names(form: str, path: str, names: Sequence[str]) -> None:
 
 
 class Texts(Mapping[str, bytes]):
-    """The files beside those of tensors, by name, each made when it is asked for.
+    """The files next to those of tensors, by name, each made when it is asked for.
 
     Args:
         form: The form of the checkpoint.

@@ -22,7 +22,7 @@ from .pickles import Call, Global, New
 
 __all__ = ["COMMON", "METADATA", "MegatronForm", "is_of_group", "is_said", "megatron_form"]
 
-#: The files beside the index.
+#: The files next to the index.
 METADATA, COMMON = "metadata.json", "common.pt"
 _SAID = {
     "sharded_backend": "torch_dist",
@@ -46,7 +46,7 @@ class MegatronForm(NamedTuple):
 
     Attributes:
         names: The name of each tensor of the checkpoint, with the name of the tensor that it is taken from.
-        beside: The files beside the index.
+        beside: The files next to the index.
         values: The names of the values that are in these files.
         doubts: Warnings of what Megatron does differently, a sentence each.
         unrounded: Weights that serve as their own master copies, in the dtype they are stored in, by the copies' names.
@@ -122,7 +122,7 @@ def megatron_form(
         else:
             raise LayoutError(
                 f"{shown(weight)} is {kept[weight].dtype.name} and has states of an optimizer but no master copy, "
-                "which Megatron's distributed optimizer has in float32; drop = '^optimizer' leaves the states out"
+                "which Megatron's distributed optimizer needs in float32; drop = '^optimizer' leaves the states out"
             )
     if len(steps) > 1:
         (one, first), (other, second) = list(steps.items())[:2]

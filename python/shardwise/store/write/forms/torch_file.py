@@ -33,7 +33,7 @@ from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, whole_slots
 
 __all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
 
-#: The end of the name of a value that is the list of ranks of a DTensor's mesh, stored beside the pickle.
+#: The end of the name of a value that is the list of ranks of a DTensor's mesh, stored next to the pickle.
 RANK_LIST = "rank_map"
 
 #: The members after those of the tensors: name and contents.

@@ -1,6 +1,6 @@
 """DeepSpeed's universal checkpoints: a folder for each parameter, with a file for its master copy and for each state.
 
-`latest_universal` names the folder `global_stepN_universal` beside it. Its folder `zero/NAME/` has the parameter NAME
+`latest_universal` names the folder `global_stepN_universal` next to it. Its folder `zero/NAME/` has the parameter NAME
 as a whole: `fp32.pt`, `step.pt` and a file for each other state. Groups are in `zero/optimizer_state.pt`. Tensors that
 no optimizer holds, and the trainer's own values, are in `mp_rank_00_model_states.pt`, which DeepSpeed reads with stages
 1 and 2; with stage 3 it reads `zero_pp_rank_0_mp_rank_00_model_states.pt`, which has the same without the tensors.
@@ -48,7 +48,7 @@ BESIDE = re.compile(
 _VERSION = "0.19.8"
 #: The number of groups to write if the source has none: DeepSpeed loads no parameters of groups beyond those written.
 _GROUPS = 64
-#: The optimizer's values that DeepSpeed keeps beside the groups.
+#: The optimizer's values that DeepSpeed keeps next to the groups.
 _COMMON = ("dynamic_loss_scale", "overflow", "clip_grad")
 _SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _MOST_NAME = 255

@@ -10,7 +10,7 @@
 | `stream`, `uploads`, `part_sizes` | an object made as a whole, part by part; the sizes of the parts |
 | `whole_objects` | objects read, compared and removed |
 | `task`, `gatherer` | one task and its receipt; its tensors put together from what they are read from |
-| `fetch` | reads beside the engine: pieces of objects, replicas that are compared |
+| `fetch` | reads outside the engine: pieces of objects, replicas that are compared |
 | `work`, `report` | how tasks are run: options, workers; what it costs, and the report |
 """
 
@@ -98,10 +98,10 @@ def check_writable(path: Location, nbytes: int = 0) -> None:
     if isinstance(path, ObjectPath):
         check_store(path)
     elif isinstance(path, Path):
-        check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
+        check_room(path, nbytes, "the checkpoint, with what is written next to it first,")
 
 
-#: The text of the file that marks the folder beside a destination.
+#: The text of the file that marks the folder next to a destination.
 _MARKER = "shardwise scratch\n"
 
 

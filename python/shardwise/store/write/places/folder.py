@@ -1,6 +1,6 @@
 """A checkpoint on a disk: unfinished files, receipts of their contents, a lock, and a rename at the end.
 
-The workplace is a folder beside the checkpoint whose name begins with a dot. It has a folder for each plan, named by
+The workplace is a folder next to the checkpoint whose name begins with a dot. It has a folder for each plan, named by
 the plan's digest, so that a late task of another plan finds no file to write to. Anything else in the workplace
 is left alone: see `opened`.
 """
@@ -51,7 +51,7 @@ _SOON = 0.1
 _MOST_BUFFERS = 16 * 2**20
 #: The unit, in bytes, in which a file system gives room to files and folders; and the bytes of a receipt.
 _BLOCK, _RECEIPT = 4096, 512
-#: With this many bytes to spare, the room for the files beside the tensors is not worked out.
+#: With this many bytes to spare, the room for the files next to the tensors is not worked out.
 _AMPLE = 4 * 2**30
 
 

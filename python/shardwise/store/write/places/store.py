@@ -1,4 +1,4 @@
-"""A checkpoint in an object store: objects under their final names, receipts beside them, and the index last.
+"""A checkpoint in an object store: objects under their final names, receipts next to them, and the index last.
 
 A store has neither renames nor folders that appear at once. A folder becomes a checkpoint by its index, which is
 written when everything else is there, on condition that no index exists. A single object appears when it is complete.

@@ -386,7 +386,7 @@ def _folder_of(source: Location) -> Location | None:
 
 
 def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
-    """Return the contents of `config.json` beside the source; a broken one that is not a model's is only warned of.
+    """Return the contents of `config.json` next to the source; a broken one that is not a model's is only warned of.
 
     Raises:
         ParseError: if that of a model's folder is not a JSON object.

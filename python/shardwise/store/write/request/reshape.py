@@ -118,10 +118,10 @@ def reshard_checkpoint(
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up that have ended no task.
-        strict: Whether to refuse what the report would warn of: what does not arrive, as tensors that the rules drop
-            and files beside the source that are not read; tensors that match no rule, rules that apply to no name, axes
-            that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing as the format holds
-            tensors whole.
+        strict: Whether to refuse what the report would warn of: what does not arrive, such as tensors that the rules
+            drop and files next to the source that are not read; tensors that match no rule, rules that apply to no
+            name, axes that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing because the
+            format holds tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;

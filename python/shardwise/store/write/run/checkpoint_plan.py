@@ -40,7 +40,7 @@ __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy
 class CheckpointPlan(Worded, CheckpointTasks):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
-    For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
+    For a checkpoint in an object store a task makes an object, and receipts are objects next to it.
 
     Attributes:
         path: The place of the new checkpoint.
@@ -69,7 +69,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Return the cost of running the plan in this process.
 
-        The speed is measured on a sample of up to 16 MiB, which is written to a file without a name beside the
+        The speed is measured on a sample of up to 16 MiB, which is written to a file without a name next to the
         destination; nothing else is written.
 
         Args:
@@ -163,7 +163,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
         timeout: float | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Run tasks of the plan, and record their receipts beside the files; `commit` finishes the checkpoint.
+        """Run tasks of the plan, and record their receipts next to the files; `commit` finishes the checkpoint.
 
         Args:
             part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
