@@ -63,8 +63,6 @@ NOT_TYPED = {
 }
 #: What has to be done before a command, besides the commands above it.
 BEFORE = {
-    "shardwise commit p.swplan": [f"shardwise run p.swplan --part {part}/16" for part in range(1, 17) if part != 3],
-    "shardwise diff HF VLLM --rules vllm/llama": ["shardwise reshard HF VLLM --rules vllm/llama --mesh tp=2"],
     "shardwise commit new.swplan": [f"shardwise run new.swplan --part {part}/16" for part in range(1, 17) if part != 3],
 }
 RULES = """
