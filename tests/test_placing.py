@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.placing import Placed, Placing, partition_of, placing_of
+from shardwise.state import training_state
 
 from .strategies import RULES, layouts, meshes
 
@@ -112,7 +113,24 @@ def test_a_layout_without_a_mesh_is_refused_by_the_tensor_s_name() -> None:
 
 def test_others_are_refused_by_the_argument_s_name() -> None:
     """A list of layouts is none of the three; a value that is no layout is refused by its name."""
-    with pytest.raises(TypeError, match="src must be a LayoutMap, a Deployment or a mapping from names to layouts"):
+    with pytest.raises(TypeError, match="src must be a LayoutMap, a Deployment, a manifest or a mapping"):
         placing_of([("w", None)], "src")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"layouts\['w'\]"):
         partition_of(placing_of({"w": ("tp",)}), "w", (4,), "even")  # type: ignore[dict-item]
+
+
+def test_a_manifest_is_asked_as_its_deployment_is() -> None:
+    """What devices need of a training state is the same; listed boxes have no states, and no world."""
+    rules = Deployment(2, sw.DeviceMesh((2,), ("tp",)), {"w": ("tp", None)})
+    shapes = {"w": ((5, 4), "float32")}
+    manifest = rules.manifest(shapes, uneven="balanced")
+    placed = placing_of(manifest).placed("w", 2)
+    assert placed.by_layout().layout == sw.TensorLayout(("tp", None), sw.DeviceMesh((2,), ("tp",)))
+    assert placed.by_layout().uneven == "balanced"
+    states = [training_state(shapes, layouts_given, "adamw", uneven="balanced") for layouts_given in (rules, manifest)]
+    assert states[0].device_bytes.tolist() == states[1].device_bytes.tolist()
+    assert states[1].totals()["weights"] == (80, 80)
+    boxes = {"w": sw.Tiling.from_boxes((5, 4), {"a": [[(0, 5), (0, 4)]]})}
+    assert placing_of(boxes).world is None
+    with pytest.raises(sw.LayoutError, match=r"layouts\['w'\] lists boxes, and states are cut as a layout says"):
+        training_state(shapes, boxes, "adamw")

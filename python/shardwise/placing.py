@@ -9,13 +9,12 @@ from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 from .layout import TensorLayout
-from .shared_tiling import SharedTiling
+from .partition import Partition
+from .tiling import Tiling
 
 if TYPE_CHECKING:
     from .layout import UnevenRule
     from .mesh import DeviceMesh
-    from .partition import Partition
-    from .tiling import Tiling
 
 __all__ = ["NOT_PLACED", "NO_LAYOUTS", "Layouts", "Placed", "Placing", "partition_of", "placing_of"]
 
@@ -24,7 +23,8 @@ class Placed(NamedTuple):
     """The place of one tensor.
 
     Attributes:
-        layout: its layout, over the devices that hold it; `None` if there is none. A plain mapping may have a tiling.
+        layout: its layout, over the devices that hold it; `None` if there is none. A plain mapping may have a tiling,
+            as manifests do.
         uneven: how a dim that does not divide is cut; `None` if that is left to the caller.
         shared: whether devices share the blocks of a quantized weight that a cut goes through.
     """
@@ -32,6 +32,11 @@ class Placed(NamedTuple):
     layout: TensorLayout | Tiling | None
     uneven: UnevenRule | None = None
     shared: bool = False
+
+    def by_layout(self) -> Placed:
+        """Return the same with the layout of a partition in its place: for another shape, as of its states."""
+        one = self.layout
+        return Placed(one.layout, one.uneven, self.shared) if isinstance(one, Partition) else self
 
 
 #: The place of a tensor that has no layout.
@@ -80,14 +85,15 @@ class Placing(Protocol):
 
 
 #: Layouts by name; tensors in none of them are not cut.
-Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout | SharedTiling]"
+Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout] | Mapping[str, Tiling]"
 
 
 def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
     """Return layouts of any kind as a `Placing`: maps and deployments as they are, a plain mapping wrapped.
 
     Args:
-        layouts: a `LayoutMap`, a `Deployment`, a mapping from names to layouts, or `None`, which is an empty mapping.
+        layouts: a `LayoutMap`, a `Deployment`, a mapping from names to layouts or tilings, as a manifest is, or `None`,
+            which is an empty mapping.
         argument: its name, for errors.
 
     Raises:
@@ -104,14 +110,13 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
         return NO_LAYOUTS
     if not isinstance(layouts, Mapping):
         raise TypeError(
-            f"{argument} must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
+            f"{argument} must be a LayoutMap, a Deployment, a manifest or a mapping from names to layouts, got "
+            f"{shown(layouts)}"
         )
     return _LayoutsByName(layouts)
 
 
-def partition_of(
-    layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule
-) -> Partition | SharedTiling | None:
+def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling | None:
     """Return the partition of a tensor by its layout, or the tiling that it has instead; `None` if it has none.
 
     Args:
@@ -132,7 +137,7 @@ def partition_of(
     layout, own, _ = layouts.placed(path, len(shape))
     if layout is None:
         return None
-    if isinstance(layout, SharedTiling):
+    if isinstance(layout, Tiling):
         if layout.shape != shape:
             raise LayoutError(f"tensor {shown(path)} has shape {shape}, and its tiling {layout.shape}")
         return layout
@@ -158,7 +163,10 @@ class _LayoutsByName:
     def world(self) -> DeviceMesh | None:
         """The mesh of all layouts, if they have the same."""
         meshes = self._distinct()
-        return meshes[0] if len(meshes) == 1 else None
+        has_boxes = any(
+            isinstance(each, Tiling) and not hasattr(each, "device_mesh") for each in self._layouts.values()
+        )
+        return meshes[0] if len(meshes) == 1 and not has_boxes else None
 
     @property
     def meshes(self) -> dict[str, DeviceMesh]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout
-from shardwise.deploy import fsdp2
+from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout, Tiling
+from shardwise.deploy import Deployment, DeploymentRule, Manifest, fsdp2
 from shardwise.deploy.positions import Positions, positions_of
+from shardwise.packed import parse
 from shardwise.shared_tiling import SharedTiling, Windows
 
 from ..checks import refused
@@ -264,3 +265,59 @@ def test_torch_memory() -> None:
         for one in engine.parameters_of(device, shapes):
             found = whole[one.name].reshape(-1).to(torch.complex128).numpy()
             assert (found == (dense(one, shapes) != PADDING)).all()
+
+
+def listed(whole: tuple[int, ...]) -> Tiling:
+    """Two devices, each with two boxes one after the other; the second has also what the first has last."""
+    rows, columns = whole
+    first = [[(0, rows // 2), (0, columns)], [(rows // 2, rows), (0, 1)]]
+    second = [[(rows // 2, rows), (1, columns)], [(rows // 2, rows), (0, 1)]]
+    return Tiling.from_boxes(whole, {"a": first, "b": second}, replicas=True)
+
+
+def test_a_manifest_says_what_its_deployment_says() -> None:
+    """By layouts, packed ones too, on meshes of their own, and as listed boxes of the same pieces."""
+    mesh = DeviceMesh((2, 2), ("pp", "tp"))
+    rules = {"qk": TensorLayout((parse("q:(4@tp 2) + k:(2@tp 2)"), None)), r"h\.{i}": ("tp", None), "bias": (None,)}
+    engine = Deployment(4, mesh, {**rules, "bias": DeploymentRule((None,), at={"pp": 1})})
+    shapes = {"qk": (12, 3), "h.0": (5, 3), "bias": (3,)}
+    manifest = engine.manifest({name: (shape, "float32") for name, shape in shapes.items()}, uneven="balanced")
+    expected = positions_of(engine, shapes, "balanced")
+    for given in (manifest, Manifest.from_dict(manifest.to_dict())):
+        places = positions_of(given, shapes)
+        for device in engine.devices:
+            assert places.parameters(device) == expected.parameters(device)
+            for tensor, shape in shapes.items():
+                offsets = np.random.default_rng(1).permutation(math.prod(shape))
+                for mine, theirs in zip(
+                    places.locate(device, tensor, offsets), expected.locate(device, tensor, offsets), strict=True
+                ):
+                    assert mine.which.tolist() == theirs.which.tolist()
+                    assert mine.positions.tolist() == theirs.positions.tolist()
+
+
+def test_listed_boxes_are_one_after_the_other() -> None:
+    """As in the arrays that the tiling's own pieces are views of; there and back, and written."""
+    tiling, values = listed((4, 3)), np.arange(12, dtype=np.int32) + 100
+    places = positions_of({"w": tiling}, {"w": (4, 3)})
+    assert places.devices == ("a", "b")
+    offsets = np.random.default_rng(2).permutation(12)
+    for device in "ab":
+        own = np.full(tiling.holder_shape(device), -1, np.int32)
+        for piece in tiling.pieces(device):
+            piece.view(own)[...] = values.reshape(4, 3)[piece.box]
+        ((parameter, which, at),) = places.locate(device, "w", offsets)
+        assert parameter == "w"
+        assert own[at].tolist() == values[offsets[which]].tolist()
+        memory = {"w": np.full_like(own, -1)}
+        assert places.apply(device, memory, {"w": (offsets, values[offsets])}) == len(own)
+        assert memory["w"].tolist() == own.tolist()
+        ((tensor, which, back),) = places.origins(device, "w", np.arange(len(own))[::-1])
+        assert (tensor, which.tolist()) == ("w", [*range(len(own))])
+        assert values[back].tolist() == own[::-1].tolist()
+    with pytest.raises(LayoutError, match="no layout says how 'w' is cut, so its boxes have no numbers; locate says"):
+        places.shards("w", offsets)
+    with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(4, 4\), and its tiling \(4, 3\)"):
+        positions_of({"w": tiling}, {"w": (4, 4)}).parameters("a")
+    with pytest.raises(LayoutError, match="no tensor is on 'c'; the devices are"):
+        places.parameters("c")

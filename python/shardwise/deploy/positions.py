@@ -21,7 +21,7 @@ from ..partition import Partition
 from ..piece import Piece
 from ..placing import Placing, partition_of, placing_of
 from ..rules.layout_rule import checked_uneven
-from ..shared_tiling import SharedTiling
+from ..tiling import Tiling
 from .parameters import LocalParameter, shapes_of
 from .world import holds
 
@@ -102,9 +102,9 @@ class Positions:
 
     def __init__(self, placing: Placing, shapes: dict[str, tuple[int, ...]], uneven: UnevenRule) -> None:
         self._placing, self._shapes, self._uneven = placing, shapes, uneven
-        self._partitions: dict[str, Partition | SharedTiling | None] = {}
+        self._partitions: dict[str, Tiling | None] = {}
         self._devices: dict[Any, _DeviceParameters] = {}
-        self._boxes: dict[tuple[Any, str], Held] = {}
+        self._boxes: dict[tuple[Any, str], Held | _ListedBoxes] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -184,12 +184,15 @@ class Positions:
             holders: list[list[Any]] = [list(self.devices)]
             shards, local = np.zeros(len(given), np.int64), given.astype(np.int64)
         else:
-            holders = []
-            if isinstance(partition, Partition):
-                holders = [partition.devices_holding(number) for number in range(partition.total_shards)]
+            if not isinstance(partition, Partition):
+                raise LayoutError(
+                    f"no layout says how {shown(tensor)} is cut, so its boxes have no numbers; locate says device by "
+                    "device which elements it holds"
+                )
+            holders = [partition.devices_holding(number) for number in range(partition.total_shards)]
             boxes = [piece.box for each in holders for piece in partition.pieces(each[0])]
             own = sum(math.prod(side.stop - side.start for side in box) for box in boxes)
-            if not isinstance(partition, Partition) or own != math.prod(partition.shape):
+            if own != math.prod(partition.shape):
                 raise LayoutError(
                     f"shards of {shown(tensor)} have elements in common, so none is the shard of an element; locate "
                     "says device by device which of them it holds"
@@ -323,7 +326,11 @@ class Positions:
             local = given[which] - start
             if partition is not None:
                 # Where the pieces are in the device's array, each with where it begins in the tensor.
-                inside, local = _boxes(map(_turned, partition.pieces(device)), own, whole).locate(local)
+                pieces = partition.pieces(device)
+                if any(not isinstance(one.start, tuple) for one in pieces):
+                    inside, local = _ListedBoxes(pieces, whole).origins(local)
+                else:
+                    inside, local = _boxes(map(_turned, pieces), own, whole).locate(local)
                 which = which[inside]
             if len(which):
                 found.append((tensor, which, local))
@@ -365,12 +372,14 @@ class Positions:
                         parts.setdefault(slab.parameter, []).append((local + slab.start, own))
         return {name: _joined(name, found) for name, found in parts.items()}
 
-    def _boxes_of(self, device: Any, name: str) -> Held:
+    def _boxes_of(self, device: Any, name: str) -> Held | _ListedBoxes:
         """Return the boxes of a tensor that a device holds, and their places in its own array of the tensor."""
         found = self._boxes.get((device, name))
         if found is None:
             partition, whole = self.partition(name), self._shapes[name]
-            if partition is None:
+            if partition is not None and any(not isinstance(one.start, tuple) for one in partition.pieces(device)):
+                found = _ListedBoxes(partition.pieces(device), whole)
+            elif partition is None:
                 everything = Piece(tuple(slice(0, size) for size in whole), (0,) * len(whole))
                 found = _boxes([everything], whole, whole)
             else:
@@ -378,8 +387,8 @@ class Positions:
             self._boxes[device, name] = found
         return found
 
-    def partition(self, name: str) -> Partition | SharedTiling | None:
-        """Return the partition of a tensor, or the tiling of blocks that devices share; `None` if each device has all.
+    def partition(self, name: str) -> Tiling | None:
+        """Return the partition of a tensor, or the tiling that it has instead; `None` if each device has all.
 
         Raises:
             LayoutError: if it has no layout.
@@ -415,7 +424,7 @@ class Positions:
             raise LayoutError(f"no tensor is on {shown(device)}; the devices are {shown(list(self.devices))}")
         for name, whole in self._shapes.items():
             partition = self.partition(name)
-            if partition is None or holds(partition.device_mesh, device):
+            if partition is None or _is_holder(partition, device):
                 shape = whole if partition is None else partition.holder_shape(device)
                 yield LocalParameter(name, shape, (), ((name, None, 0, shape[0] if shape else 0),))
 
@@ -424,8 +433,9 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     """Return the positions of single elements of a model's tensors in the memory of devices.
 
     Args:
-        layouts: who holds what: a `Deployment`, with the parameters that its engine fuses and stacks; a `LayoutMap`, or
-            a mapping from names to layouts, whose tensors are parameters of their own.
+        layouts: who holds what: a `Deployment`, with the parameters that its engine fuses and stacks; a `LayoutMap`, a
+            `Manifest`, or a mapping from names to layouts, whose tensors are parameters of their own. Where a manifest
+            has boxes, they are one after the other.
         tensors: the shape of each tensor, or its shape and dtype, or anything that has these, as a checkpoint has.
         uneven: how dims that do not divide are cut, unless the layouts say so.
 
@@ -442,6 +452,54 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     [Found(parameter='kernel', which=array([1, 2]), positions=array([2, 5]))]
     """
     return Positions(placing_of(layouts), shapes_of(tensors), checked_uneven(uneven))
+
+
+class _ListedBoxes:
+    """Boxes that a device holds one after the other, each flattened, as a manifest has them."""
+
+    def __init__(self, pieces: Iterable[Piece], whole: tuple[int, ...]) -> None:
+        self._parts = []
+        for piece in pieces:
+            extents, zeros = tuple(side.stop - side.start for side in piece.box), (0,) * len(whole)
+            inner = Piece(tuple(slice(0, size) for size in extents), tuple(side.start for side in piece.box))
+            there = _boxes([Piece(piece.box, zeros)], whole, extents)
+            back = _boxes([inner], extents, whole)
+            assert not isinstance(piece.start, tuple)
+            self._parts.append((int(piece.start), there, back))
+        #: The elements of the device's own array, up to the last box.
+        self.room = max((start + there.room for start, there, _ in self._parts), default=0)
+
+    def locate(self, offsets: Any) -> tuple[_Offsets, _Offsets]:
+        """Return which of the offsets are in the boxes, and where."""
+        found = [(which, at + start) for start, there, _ in self._parts for which, at in (there.locate(offsets),)]
+        return _in_order(found)
+
+    def origins(self, positions: _Offsets) -> tuple[_Offsets, _Offsets]:
+        """Return which of the positions are in the boxes, and their offsets in the tensor."""
+        found = []
+        for start, there, back in self._parts:
+            own = ((positions >= start) & (positions < start + there.room)).nonzero()[0]
+            which, offsets = back.locate(positions[own] - start)
+            found.append((own[which], offsets))
+        return _in_order(found)
+
+    def scatter(self, offsets: Any, values: Any, memory: Any) -> int:
+        """Write the values of the offsets that are in the boxes, and return their number."""
+        parts = ((there, memory[start : start + there.room]) for start, there, _ in self._parts)
+        return sum(there.scatter(offsets, values, own) for there, own in parts)
+
+
+def _in_order(found: list[tuple[_Offsets, _Offsets]]) -> tuple[_Offsets, _Offsets]:
+    if not found:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    which, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(which, kind="stable")
+    return which[order], at[order]
+
+
+def _is_holder(partition: Tiling, device: Any) -> bool:
+    mesh = getattr(partition, "device_mesh", None)
+    return device in partition.holders if mesh is None else holds(mesh, device)
 
 
 def _whole_numbers(argument: str, offsets: Any) -> _GivenOffsets:

@@ -121,7 +121,7 @@ def _with_rules(found: Components, layouts: Any, uneven: UnevenRule) -> Iterator
         name = logical.name
         if any(component.name in named for component in logical.components if component.name != name):
             continue
-        layout, own, shared = placing.placed(name, rank_after(len(logical.shape), logical.within))
+        layout, own, shared = placing.placed(name, rank_after(len(logical.shape), logical.within)).by_layout()
         if layout is None:
             continue
         if not isinstance(layout, TensorLayout):

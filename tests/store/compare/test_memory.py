@@ -11,6 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, TensorLayout
+from shardwise.deploy import Deployment, join_manifests
 from shardwise.store import MemoryDigests, check_memory, check_sums, memory_digests, tensor_digests
 from tests.checks import refused
 from tests.deploy.models import ENGINES, PADDING, dense, numbered
@@ -133,3 +134,44 @@ def test_torch_memory() -> None:
     for device, parameters in memory.items():
         tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
         assert memory_digests(engine, device, shapes, tensors) == memory_digests(engine, device, shapes, parameters)
+
+
+def test_manifests_prove_memory_and_cut_files(tmp_path: Path) -> None:
+    """By layouts and by listed boxes, on two ranks that hold a tensor in common; a planted fault is found."""
+    shapes = {"q": (8, 3), "k": (4, 3), "norm": (3,)}
+    rules = {"q|k": ("tp", None), "norm": (None,)}
+    described = {name: (shape, "int32") for name, shape in shapes.items()}
+
+    def loaded_by(tensors: Any, rank: int) -> dict[str, Any]:
+        parts = [np.split(tensors[name], 2)[rank] for name in ("q", "k")]
+        return {"qk": np.concatenate(parts), "norm": tensors["norm"]}
+
+    ranks = [sw.record(described, lambda given, at=at: loaded_by(given, at), f"cpu:{at}") for at in range(2)]
+    deployment = Deployment(2, DeviceMesh((2,), ("tp",)), rules)
+    whole = {name: np.random.default_rng(4).integers(1, 99, shape).astype(np.int32) for name, shape in shapes.items()}
+    sw.save_checkpoint(tmp_path / "whole", whole, sync=False)
+    with sw.open_checkpoint(tmp_path / "whole") as checkpoint:
+        digests = tensor_digests(checkpoint)
+    by_layouts, by_boxes = deployment.manifest(described), join_manifests(one.manifest for one in ranks)
+    for manifest in (by_layouts, by_boxes):
+        memory: Memory = {}
+        for at in range(2):
+            held = {name: np.split(array, 2)[at] if name != "norm" else array for name, array in whole.items()}
+            label = f"cpu:{at}"
+            memory[label] = {
+                name: array.copy().reshape(manifest[name].holder_shape(label)) for name, array in held.items()
+            }
+        found = [memory_digests(manifest, device, shapes, held) for device, held in memory.items()]
+        assert check_memory(found, digests) == []
+        assert check_sums(manifest, shapes, sum(one.sums for one in found), digests) == []  # type: ignore[arg-type]
+        memory["cpu:1"]["k"].reshape(-1)[2] += 1
+        found[1] = memory_digests(manifest, "cpu:1", shapes, memory["cpu:1"])
+        assert [fault.tensor for fault in check_memory(found, digests)] == ["k"]
+    sw.reshard_checkpoint(tmp_path / "whole", tmp_path / "ranks", by_layouts, to="ranks", sync=False)
+    sw.reshard_checkpoint(tmp_path / "ranks", tmp_path / "again", source_layouts=by_layouts, sync=False)
+    with sw.open_checkpoint(tmp_path / "again") as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
+            n: a.tolist() for n, a in whole.items()
+        }
+    with pytest.raises(LayoutError, match="tensor 'k': the layouts list its boxes, and files are cut by layouts"):
+        sw.reshard_checkpoint(tmp_path / "whole", tmp_path / "no", by_boxes, sync=False)

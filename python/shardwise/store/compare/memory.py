@@ -21,9 +21,12 @@ from ..._text import shown
 from ...deploy.positions import Positions, positions_of
 from ...errors import LayoutError
 from ...layout import UnevenRule
+from ...partition import Partition
 from ...piece import Piece
 from ...pieces import Bounds
 from ...reshard.model.memory import Repeat
+from ...shared_tiling import SharedTiling
+from ...tiling import Tiling
 from ..data.digest import Digest, digest
 from ..data.engine import DIGEST_MODULUS
 from ..data.text import box_text
@@ -84,7 +87,7 @@ def memory_digests(
     """Return the digests of all that a device holds of a model, in one call.
 
     Args:
-        layouts: the layouts: a `Deployment`, a `LayoutMap`, or a mapping from names to layouts.
+        layouts: the layouts: a `Deployment`, a `LayoutMap`, a `Manifest`, or a mapping from names to layouts.
         device: the label of the device.
         tensors: the shape of each tensor of the checkpoint, or its shape and dtype, or anything that has these.
         memory: the device's parameters by name: arrays of numpy, or tensors of PyTorch, which are read where they lie.
@@ -269,7 +272,7 @@ def _weights(places: Positions, name: str) -> tuple[int, Mapping[Bounds, int]]:
     if partition is None:
         whole = tuple((0, size) for size in places.shapes[name])
         return len(places.devices), {whole: 1}
-    boxes = partition.all_pieces()[1][:, :, :2]
+    boxes = _all_boxes(partition)
     if not partition.shape:
         return len(boxes), {(): 1}
     boxes = boxes[(boxes[:, :, 1] > boxes[:, :, 0]).all(1)]
@@ -280,6 +283,14 @@ def _weights(places: Positions, name: str) -> tuple[int, Mapping[Bounds, int]]:
     times = math.lcm(*counts.tolist())
     bounds = (tuple((box[at], box[at + 1]) for at in range(0, len(box), 2)) for box in distinct.tolist())
     return times, dict(zip(bounds, (times // count for count in counts.tolist()), strict=True))
+
+
+def _all_boxes(partition: Tiling) -> npt.NDArray[np.int64]:
+    """Return the boxes of all devices: int64 (boxes, dims, 2)."""
+    if isinstance(partition, (Partition, SharedTiling)):
+        return partition.all_pieces()[1][:, :, :2]
+    boxes = [_bounds(piece) for holder in partition.holders for piece in partition.pieces(holder)]
+    return np.array(boxes, np.int64).reshape(len(boxes), len(partition.shape), 2)
 
 
 def _pieces(places: Positions, tensor: str, device: Any) -> list[Piece]:
@@ -304,8 +315,5 @@ def _outside(array: Any, views: Mapping[str, Any], places: Positions, device: An
     inside = 0
     for key, view in views.items():
         for piece in _pieces(places, key.tensor if isinstance(key, Repeat) else key, device):
-            assert isinstance(piece.start, tuple)
-            sides = zip(piece.box, piece.start, strict=True)
-            region = tuple(slice(start, start + side.stop - side.start) for side, start in sides)
-            inside += int((view[region] != 0).sum())
+            inside += int((piece.view(view) != 0).sum())
     return int((array != 0).sum()) - inside

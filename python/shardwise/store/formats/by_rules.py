@@ -141,7 +141,7 @@ def _partition(
 ) -> Partition | None:
     """Return the partition of a tensor whose parts the ranks hold; `None` if every rank holds all of it."""
     first = ranks[min(ranks)]
-    placed = layouts.placed(name, first.ndim)
+    placed = layouts.placed(name, first.ndim).by_layout()
     layout = placed.layout
     if layout is None and not layouts.is_whole_elsewhere:
         raise ParseError(f"{path}: no rule is for tensor {shown(name)}, so no rank should have it")

@@ -56,6 +56,11 @@ def partition_for(
         LayoutError: if the layout does not fit the tensor; names it.
     """
     partition = partition_of(layouts, name, shape, uneven)
+    if partition is not None and not isinstance(partition, (Partition, SharedTiling)):
+        raise LayoutError(
+            f"tensor {shown(name)}: the layouts list its boxes, and files are cut by layouts; rules learned from "
+            "recordings have these, and plan_model moves listed boxes between memories"
+        )
     if isinstance(partition, Partition) and partition.layout.unreduced:
         axes = partition.layout.unreduced
         raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {axes} cannot be written")
