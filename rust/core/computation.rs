@@ -43,6 +43,10 @@ pub enum Does {
     Call(Arc<Computation>),
     /// By a computation of as many results as inputs, as often as is said.
     Loop(Arc<Computation>, i64),
+    /// By the second computation, from what it gave before, as long as the first gives true.
+    While([Arc<Computation>; 2]),
+    /// By that one of some computations which the first operand numbers; they take the others.
+    Case(Vec<Arc<Computation>>),
     /// It is its operand, of which each dim has these axes, and perhaps may have more.
     Constraint(Vec<Vec<String>>, Vec<bool>),
     /// By a factor rule.
@@ -82,6 +86,16 @@ impl Computation {
                     Does::Barrier => op.operands.len() == op.results.len(),
                     Does::Call(body) => bodied(body),
                     Does::Loop(body, _) => bodied(body) && op.operands.len() == op.results.len(),
+                    Does::While([test, body]) => {
+                        let tested = [test.inputs, test.outputs.len()] == [op.operands.len(), 1];
+                        tested && bodied(body) && op.operands.len() == op.results.len()
+                    }
+                    Does::Case(branches) => {
+                        let fits = |body: &Arc<Self>| {
+                            [body.inputs + 1, body.outputs.len()] == [op.operands.len(), op.results.len()]
+                        };
+                        !branches.is_empty() && branches.iter().all(fits)
+                    }
                     Does::Constraint(axes, _) => {
                         values.len() == 2 && op.results.len() == 1 && axes.len() == self.shapes[op.results[0]].len()
                     }

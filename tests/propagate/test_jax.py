@@ -114,14 +114,41 @@ def test_keys_of_random_numbers_and_places_of_the_largest() -> None:
         computation.run([np.zeros((8, 16)), np.zeros(2)])
 
 
+def repeated(x: Any, w: Any, n: Any) -> Any:
+    def some(carry: Any) -> Any:
+        return carry[0] + 1, jax.lax.fori_loop(0, carry[0], lambda _, y: jnp.tanh(y @ w), carry[1])
+
+    y = jax.lax.while_loop(lambda carry: carry[0] < n, some, (0, x))[1]
+    z = jax.lax.switch(n, [lambda y: y @ w, lambda y: y + 1, lambda y: -y], y)
+    each = jax.vmap(
+        lambda row: jax.lax.while_loop(lambda row: row.sum() < 9, lambda row: row + jnp.tanh(w @ row) + 1, row)
+    )
+    return z, jax.lax.cond(n > 1, lambda: (z, w), lambda: (z + 1, w.T)), each(x)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_loops_and_branches_of_which_only_the_run_tells(count: int) -> None:
+    numpy = np.random.default_rng(3)
+    arrays = [numpy.standard_normal(sizes).astype("float32") / 2 for sizes in ((8, 8), (8, 8))]
+    computation = computation_from_jax(repeated, shape(8, 8), shape(8, 8), jax.ShapeDtypeStruct((), "int32"))
+    found = propagate(computation, [("dp", None), ("tp", None), None], mesh=MESH)
+    expected = jax.tree.leaves(repeated(jnp.asarray(arrays[0]), jnp.asarray(arrays[1]), count))
+    for of in (computation.run, found.run):
+        for array, theirs in zip(of([*arrays, count]), expected, strict=True):
+            np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
     def drawn(x: Any) -> Any:
-        return jax.lax.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
+        return jax.scipy.special.betainc(x, x, x)
 
-    with pytest.raises(sw.LayoutError, match=r"JAX's primitive 'while' .*; give rules={'while': FactorRule\(\.\.\.\)}"):
+    name = "regularized_incomplete_beta"
+    with pytest.raises(
+        sw.LayoutError, match=rf"JAX's primitive '{name}' .*; give rules={{'{name}': FactorRule\(\.\.\.\)}}"
+    ):
         computation_from_jax(drawn, shape(8))
-    given = computation_from_jax(drawn, shape(8), rules={"while": FactorRule("([i])->([i])")})
+    given = computation_from_jax(drawn, shape(8), rules={name: FactorRule("([i],[i],[i])->([i])")})
     assert propagate(given, [("dp",)], mesh=MESH).results == (sw.TensorLayout(("dp",), MESH),)
-    with pytest.warns(UserWarning, match="no rule is known for 'while'"):
+    with pytest.warns(UserWarning, match=f"no rule is known for '{name}'"):
         whole = computation_from_jax(drawn, shape(8), unknown="whole")
-    assert [move.bytes for move in propagate(whole, [("dp",)], mesh=MESH).moves] == [16]
+    assert {move.bytes for move in propagate(whole, [("dp",)], mesh=MESH).moves} == {16}

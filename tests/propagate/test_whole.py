@@ -227,6 +227,68 @@ def test_a_move_in_a_loop_counts_as_often_as_it_is_done() -> None:
     assert found.bytes_received == 192
 
 
+def test_what_moves_in_a_while_is_said_for_a_trip() -> None:
+    """Rows are sorted as long as their sum is below 9: how often, nothing says but the run."""
+    value = [[8, 4], F]
+    ops = [
+        {"op": "constant", "in": [], "out": [[[], F]], "attrs": {"value": 0.0}},
+        {"op": "reduce", "in": [0, 1], "out": [[[], F]], "attrs": {"dimensions": [0, 1], "body": "add", "n": 1}},
+        {"op": "constant", "in": [], "out": [[[], F]], "attrs": {"value": 9.0}},
+        {"op": "compare", "in": [2, 3], "out": [[[], "bool"]], "attrs": {"direction": "LT"}},
+    ]
+    test = {"inputs": [value], "ops": ops, "outputs": [4]}
+    ops = [
+        {"op": "sort", "in": [0], "out": [value], "attrs": {"dimension": 0, "n": 1}},
+        {"op": "add", "in": [1, 1], "out": [value]},
+    ]
+    bodies = [test, {"inputs": [value], "ops": ops, "outputs": [2]}]
+    loop = {"op": "while", "in": [0], "out": [value], "bodies": bodies, "source": "a.py:7"}
+    computation = Computation.from_json({"inputs": [value], "ops": [loop], "outputs": [1]})
+    assert Computation.from_json(json.loads(json.dumps(computation.to_json()))) == computation
+    found = propagate(computation, [("x", None)], mesh=MESH)
+    # The sum, twice a half of 4 bytes; half of a shard of 64 bytes, before and after the sort.
+    trip = "in each trip of while (a.py:7)"
+    moved = [(move.op, move.times, move.bytes, move.when) for move in found.in_order]
+    assert moved == [("reduce", 1, 4, trip), ("sort", 1, 32, trip), ("sort", 1, 32, trip)]
+    assert (found.bytes_received, found.bytes_when) == (0, {trip: 68})
+    assert found.explain().splitlines()[0].endswith(f"each device receives 0 B, and 68 B {trip}.")
+    assert f"32 B, {trip}" not in found.explain()
+    assert f"8 x 4 float32, {trip}. The op needs dim 0 whole." in found.explain()
+    array = np.arange(32.0).reshape(8, 4)[::-1] / 64
+    (plain,), (sharded,) = computation.run([array]), found.run([array])
+    # The sum is 7.75, and 15.5 after a trip.
+    np.testing.assert_array_equal(plain, 2 * np.sort(array, 0))
+    np.testing.assert_array_equal(sharded, plain)
+
+
+@pytest.mark.parametrize("index", [0, 1, 7])
+def test_branches_have_one_layout_and_are_counted_each_by_itself(index: int) -> None:
+    value = [[8, 4], F]
+    sort = {"op": "sort", "in": [0], "out": [value], "attrs": {"dimension": 0, "n": 1}}
+    bodies = [
+        {"inputs": [value], "ops": [sort], "outputs": [1]},
+        {"inputs": [value], "ops": [], "outputs": [0]},
+    ]
+    case = {"op": "case", "in": [1, 0], "out": [value], "bodies": bodies}
+    computation = Computation.from_json({"inputs": [value, [[], "int32"]], "ops": [case], "outputs": [2]})
+    found = propagate(computation, [("x", None), None], mesh=MESH)
+    assert found.results == (sw.TensorLayout(("x", None), MESH),)
+    assert (found.bytes_received, list(found.bytes_when.values())) == (0, [64])
+    assert found.moves[0].when == "each time that branch 0 of case is taken"
+    array = np.arange(32.0).reshape(8, 4)[::-1]
+    expected = np.sort(array, 0) if index == 0 else array
+    for of in (computation.run, found.run):
+        np.testing.assert_array_equal(of([array, index])[0], expected)
+    # Explicit mode has no layout that both branches give.
+    turned = {"op": "constraint", "in": [0], "out": [value], "attrs": {"axes": [[], ["x"]]}}
+    bodies[0] = {"inputs": [value], "ops": [turned], "outputs": [1]}
+    other = Computation.from_json({"inputs": [value, [[], "int32"]], "ops": [case], "outputs": [2]})
+    with pytest.raises(
+        sw.LayoutError, match="one branch ends with dim 0 of a value whole, and another ends with it cut"
+    ):
+        propagate(other, [("x", None), ()], mesh=MESH, policy="explicit")
+
+
 def test_addends_that_others_have_too_are_added_at_once_or_with_fewest_bytes() -> None:
     computation = Computation.from_json(LAYER | {"ops": LAYER["ops"][:1], "outputs": [2]})
     (move,) = propagate(computation, [(None, "y"), ("y", None)], results=[(None, None)], mesh=MESH).moves
@@ -418,8 +480,13 @@ def test_a_rule_of_ones_own() -> None:
         ({"inputs": [[8, 4]]}, r"inputs\[0\]\[0\]|shape"),
         ({"inputs": ["f32"]}, r"inputs\[0\] is a shape and a dtype"),
         ({"ops": "tanh"}, "ops is a list"),
-        (in_body("call", {}) | {"outputs": [0], "inputs": [[[8, 5], F]]}, r"ops\[0\]: its operands and results are"),
+        (in_body("call", {}) | {"outputs": [0], "inputs": [[[8, 5], F]]}, r"ops\[0\]: body 0 is to take"),
         (in_body("loop", {"trips": -1}), "trips is -1; it is at least 0"),
+        (
+            {"ops": [{"op": "while", "in": [0], "out": [[[8, 4], F]], "bodies": []}]},
+            "a while has two bodies, a test and",
+        ),
+        ({"ops": [{"op": "case", "in": [0], "out": [[[8, 4], F]], "bodies": []}]}, "a case has a scalar first, which"),
         ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body is a mapping with inputs"),
         ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it has no operands and one result"),
         (

@@ -23,7 +23,7 @@ from .factor_rule import FactorRule, factor_rule
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Computation", "Op", "value_dtype"]
+__all__ = ["Computation", "Op", "branch_of", "value_dtype"]
 
 #: The most values and operands that a computation has.
 _MOST = 1 << 20
@@ -32,16 +32,17 @@ _MOST = 1 << 20
 _DEEPEST = 32
 
 #: Ops without a rule: `constant` and `iota` have no operands; `barrier` passes its operands on; `constraint` gives its
-#: operand the layout that its `axes` say; `call` and `loop` have a `body`, a computation of their operands.
-STRUCTURE = ("constant", "iota", "barrier", "constraint", "call", "loop")
+#: operand the layout that its `axes` say; the others have bodies, which are computations of their operands.
+STRUCTURE = ("constant", "iota", "barrier", "constraint", "call", "loop", "while", "case")
 
 
 @dataclass(frozen=True)
 class Op:
     """An op of a computation: its name, the numbers of its operands and results, its attributes and its rule.
 
-    One with a body has that in place of a rule: a `call` computes it once, and a `loop` as often as `trips` says, each
-    time with what it gave before.
+    One with bodies has these in place of a rule: a `call` computes its body once, and a `loop` as often as `trips`
+    says, each time with what it gave before. A `while` has a test and a body, and computes the body as long as the test
+    is true; a `case` computes that of its bodies which its first operand numbers, or the last.
     """
 
     #: Its name, as `factor_rule` takes it, or any name if it comes with a rule.
@@ -52,12 +53,12 @@ class Op:
     results: tuple[int, ...]
     #: All else that is said of it.
     attributes: Mapping[str, Any]
-    #: Its factor rule, with sizes; none for an op with a body, a constant, an iota, a barrier and a constraint.
+    #: Its factor rule, with sizes; none for an op with bodies, a constant, an iota, a barrier and a constraint.
     rule: FactorRule | None
     #: Its place in the source, if one is said.
     source: str = ""
-    #: The computation that a call or a loop computes, and how often.
-    body: Computation | None = None
+    #: The computations that it computes, and how often a loop does.
+    bodies: tuple[Computation, ...] = ()
     trips: int = 1
 
 
@@ -70,7 +71,9 @@ class Computation:
             result; `attrs`, its attributes (see `factor_rule`); if it is not known, `rule`, what `FactorRule.to_json`
             gives; and perhaps `source`, its place in the source. The op `call` has a `body` in place of attributes, a
             computation as a mapping; the op `loop` has `trips` besides, and results of the shapes of its operands,
-            which are those of the body's inputs and results. `constraint` has the attribute `axes`, for each dim its
+            which are those of the body's inputs and results. `while` and `case` have `bodies`: a test, which gives one
+            truth value, and a body as that of a `loop`; or branches, of which the first operand gives the number, and
+            which take the others. `constraint` has the attribute `axes`, for each dim its
             axes, and perhaps `open`, the dims that may have more. `constant` and `iota` have no operands, `barrier` has
             as many operands as results.
         outputs: the numbers of the values that are its results.
@@ -182,13 +185,17 @@ class Computation:
             from .evaluate import compute
         values = dict(enumerate(self.taken(arrays)))
         for op in self.ops:
-            given, made = [values[operand] for operand in op.operands], []
-            if op.body is None:
-                made = compute(op.name, op.attributes, given, [self.shapes[result] for result in op.results], op.source)
+            made: Any = [values[operand] for operand in op.operands]
+            if not op.bodies:
+                made = compute(op.name, op.attributes, made, [self.shapes[result] for result in op.results], op.source)
+            elif op.name == "case":
+                made = op.bodies[branch_of(made[0], len(op.bodies))].run(made[1:])
+            elif op.name == "while":
+                while op.bodies[0].run(made)[0]:
+                    made = op.bodies[1].run(made)
             else:
-                made = given
                 for _ in range(op.trips):
-                    made = op.body.run(made)
+                    made = op.bodies[0].run(made)
             for result, array in zip(op.results, made, strict=True):
                 values[result] = array.astype(self._dtype(result), copy=False)
         return [values[output] for output in self.outputs]
@@ -218,7 +225,8 @@ class Computation:
             | ({"attrs": given} if (given := {n: v for n, v in op.attributes.items() if n != "of_slices"}) else {})
             | ({"source": op.source} if op.source else {})
             | ({"rule": op.rule.to_json()} if op.rule is not None and not _is_known(op.name) else {})
-            | ({"body": op.body.to_json()} if op.body is not None else {})
+            | ({"body": op.bodies[0].to_json()} if op.name in ("call", "loop") else {})
+            | ({"bodies": [body.to_json() for body in op.bodies]} if op.name in ("while", "case") else {})
             | ({"trips": op.trips} if op.name == "loop" else {})
             for op in self.ops
         ]
@@ -241,6 +249,11 @@ class Computation:
         return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
 
 
+def branch_of(index: Any, count: int) -> int:
+    """Return which of so many branches an index is, the last for one that is none, as StableHLO has it."""
+    return int(index) if 0 <= index < count else count - 1
+
+
 def value_dtype(number: int, name: str) -> np.dtype[Any]:
     """Return the dtype of a value as numpy has it."""
     dtype = find_dtype(name)
@@ -251,15 +264,14 @@ def value_dtype(number: int, name: str) -> np.dtype[Any]:
 
 def _core_op(op: Op) -> tuple[Any, ...]:
     """Return an op as the core takes it."""
-    rule, body, constraint, feature = None, None, None, None
+    rule, constraint, feature = None, None, None
     if op.rule is not None:
         rule = op.rule._core
         feature = op.attributes["lhs_spec"].index("f") if "lhs_spec" in op.attributes else None
-    elif op.body is not None:
-        body = op.body._core
     elif op.name == "constraint":
         constraint = [list(axes or ()) for axes in op.attributes["axes"]], list(op.attributes.get("open", ()))
-    return op.name, op.operands, op.results, rule, body, op.trips, constraint, feature
+    bodies = [body._core for body in op.bodies]
+    return op.name, op.operands, op.results, rule, bodies, op.trips, constraint, feature
 
 
 def _op(
@@ -281,7 +293,8 @@ def _op(
     if name == "concatenate" and _of_slices(operands, makers):
         attributes["of_slices"] = True
     shapes, results = [values[operand][0] for operand in operands], [shape for shape, _ in outs]
-    rule, body, trips = None, None, 1
+    rule, trips = None, 1
+    bodies: tuple[Computation, ...] = ()
     try:
         if "rule" in said:
             rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
@@ -290,14 +303,17 @@ def _op(
         elif name not in STRUCTURE:
             rule = factor_rule(name, shapes, results, **attributes)
         elif name in ("call", "loop"):
-            body = _body(f"{place}.body", said.get("body"), unknown, depth)
+            bodies = (_body(f"{place}.body", said.get("body"), unknown, depth),)
             trips = integer(f"{place}.trips", said.get("trips", 1))
-        _check_structure(name, shapes, results, attributes, body, trips)
+        elif name in ("while", "case"):
+            each = enumerate(_list(f"{place}.bodies", said.get("bodies")))
+            bodies = tuple(_body(f"{place}.bodies[{at}]", body, unknown, depth) for at, body in each)
+        _check_structure(name, shapes, results, attributes, bodies, trips)
     except (LayoutError, TypeError) as error:
         raise LayoutError(f"{place}{f' ({source})' if source else ''}: {error}") from None
     first = len(values)
     values += outs
-    return Op(name, operands, tuple(range(first, len(values))), attributes, rule, source, body, trips)
+    return Op(name, operands, tuple(range(first, len(values))), attributes, rule, source, bodies, trips)
 
 
 def _whole(
@@ -326,20 +342,29 @@ def _check_structure(
     shapes: list[tuple[int, ...]],
     results: list[tuple[int, ...]],
     attributes: dict[str, Any],
-    body: Computation | None,
+    bodies: tuple[Computation, ...],
     trips: int,
 ) -> None:
     """Check an op without a rule."""
-    if body is not None:
+    taken = shapes[1:] if name == "case" else shapes
+    if name == "while" and len(bodies) != 2:
+        raise LayoutError(f"a while has two bodies, a test and that which is computed, got {len(bodies)}")
+    if name == "case" and (not bodies or not shapes or shapes[0] != ()):
+        raise LayoutError(
+            f"a case has a scalar first, which numbers one of its bodies; its operands are {shown(shapes)}, and "
+            f"{len(bodies)} bodies are given"
+        )
+    for number, body in enumerate(bodies):
+        made = [()] if name == "while" and number == 0 else results
         inside = [*body.shapes[: body.inputs]], [body.shapes[output] for output in body.outputs]
-        if inside != (shapes, results):
+        if inside != (taken, made):
             raise LayoutError(
-                f"its operands and results are {shown(shapes)} and {shown(results)}, its body's {shown(inside[0])} and "
-                f"{shown(inside[1])}"
+                f"body {number} is to take {shown(taken)} and to give {shown(made)}; it takes {shown(inside[0])} and "
+                f"gives {shown(inside[1])}"
             )
-        if trips < 0:
-            raise LayoutError(f"trips is {trips}; it is at least 0")
-    same = name in ("loop", "barrier", "constraint")
+    if trips < 0:
+        raise LayoutError(f"trips is {trips}; it is at least 0")
+    same = name in ("loop", "while", "barrier", "constraint")
     if (same and shapes != results) or (name == "constraint" and len(shapes) != 1):
         raise LayoutError(f"a {name} has results of the shapes of its operands, got {shown(shapes)}, {shown(results)}")
     if name in ("constant", "iota") and (shapes or len(results) != 1):

@@ -101,26 +101,32 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     return [result.transpose(np.argsort(order))]
 
 
-def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], rank: int) -> Any:
-    """Give, for each element of the slices, its place in the operand: pairs of places."""
+def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], rank: int) -> list[Any]:
+    """Return for each dim of the operand the places of all elements of the slices."""
     offset, collapsed, batch = (
         attributes[name] for name in ("offset_dims", "collapsed_slice_dims", "operand_batching_dims")
     )
-    vector = attributes["index_vector_dim"]
+    vector, grid = attributes["index_vector_dim"], np.indices(slices, sparse=True)
+    batches = [places for dim, places in enumerate(grid) if dim not in offset]
+    found: list[Any] = [0] * rank
+    for at, dim in enumerate(attributes["start_index_map"]):
+        index: Any = (*batches[:vector], at, *batches[vector:])
+        found[dim] = indices[index].astype(np.int64)
+    numbers = [dim for dim in range(indices.ndim) if dim != vector]
+    for dim, of_indices in zip(batch, attributes["start_indices_batching_dims"], strict=True):
+        found[dim] = batches[numbers.index(of_indices)]
     whole = [dim for dim in range(rank) if dim not in collapsed and dim not in batch]
-    for place in np.ndindex(*slices):
-        batches = [at for dim, at in enumerate(place) if dim not in offset]
-        index: Any = (*batches[:vector], slice(None), *batches[vector:])
-        start = indices[index]
-        found = [0] * rank
-        for at, dim in zip(start, attributes["start_index_map"], strict=True):
-            found[dim] = int(at)
-        numbers = [dim for dim in range(indices.ndim) if dim != vector]
-        for dim, of_indices in zip(batch, attributes["start_indices_batching_dims"], strict=True):
-            found[dim] = batches[numbers.index(of_indices)]
-        for dim, of_slices in zip(whole, offset, strict=True):
-            found[dim] += place[of_slices]
-        yield place, found
+    for dim, of_slices in zip(whole, offset, strict=True):
+        found[dim] = found[dim] + grid[of_slices]
+    return [np.broadcast_to(places, slices) for places in found]
+
+
+def inside(places: Sequence[Array], array: Array) -> Array:
+    """Say which places are those of elements of an array."""
+    there = np.ones(places[0].shape if places else (), bool)
+    for at, size in zip(places, array.shape, strict=True):
+        there &= (at >= 0) & (at < size)
+    return there
 
 
 def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
@@ -129,37 +135,52 @@ def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
     looked_up = [dim for dim, size in enumerate(attributes["slice_sizes"]) if size != has.wholes[0][dim]]
     looked_up = sorted({*looked_up, *attributes["collapsed_slice_dims"]} - {*attributes["operand_batching_dims"]})
-    for place, found in lookups(attributes, indices, has.shapes[0], operand.ndim):
-        local = [at - has.starts[0][dim] if dim in looked_up else at for dim, at in enumerate(found)]
-        if all(0 <= at < size for at, size in zip(local, operand.shape, strict=True)):
-            result[place] = operand[tuple(local)]
+    # A slice that would not fit begins where it does.
+    clamped = np.array(indices)
+    for at, dim in enumerate(attributes["start_index_map"]):
+        index: Any = (*(slice(None) for _ in range(attributes["index_vector_dim"])), at)
+        clamped[index] = np.clip(clamped[index], 0, has.wholes[0][dim] - attributes["slice_sizes"][dim])
+    found = lookups(attributes, clamped, has.shapes[0], operand.ndim)
+    local = [at - has.starts[0][dim] if dim in looked_up else at for dim, at in enumerate(found)]
+    there = inside(local, operand)
+    result[there] = operand[tuple(at[there] for at in local)]
     return [result]
 
 
 def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, indices, updates = has.arrays
-    body = attributes["body"]
+    body, inserted = attributes["body"], attributes["collapsed_slice_dims"]
     result = operand.copy() if has.first or body == "assign" else np.full_like(operand, IDENTITY[body])
-    for place, found in lookups(attributes, indices, updates.shape, operand.ndim):
-        inserted = attributes["collapsed_slice_dims"]
-        local = tuple(at - has.starts[0][dim] if dim in inserted else at for dim, at in enumerate(found))
-        if all(0 <= at < size for at, size in zip(local, operand.shape, strict=True)):
-            value = updates[place]
-            result[local] = value if body == "assign" else REDUCTIONS[body](result[local], value)
+    found = lookups(attributes, indices, updates.shape, operand.ndim)
+    local = [at - has.starts[0][dim] if dim in inserted else at for dim, at in enumerate(found)]
+    there = inside(local, operand)
+    places = tuple(at[there] for at in local)
+    if body == "assign":
+        result[places] = updates[there]
+    else:
+        function: Any = REDUCTIONS[body]
+        function.at(result, places, updates[there])
     return [result]
+
+
+def fitting(at: Array, whole: int, part: int) -> int:
+    """Return where a part of a dim begins: where it fits, if it would not at this place."""
+    return min(max(int(at), 0), whole - part)
 
 
 def dynamic_update_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     result, update = has.arrays[0].copy(), has.arrays[1]
     # Of a dim that is updated in part the update is whole.
     partly = [part != whole for part, whole in zip(has.wholes[1], has.wholes[0], strict=True)]
-    first = [
-        int(at) - start if cut else 0 for at, start, cut in zip(has.arrays[2:], has.starts[0], partly, strict=True)
+    places = [fitting(at, whole, part) for at, whole, part in zip(has.arrays[2:], *has.wholes[:2], strict=True)]
+    first = [at - start if cut else 0 for at, start, cut in zip(places, has.starts[0], partly, strict=True)]
+    sides = [
+        (max(at, 0), max(min(at + part, size), 0))
+        for at, part, size in zip(first, update.shape, result.shape, strict=True)
     ]
-    for place in np.ndindex(*update.shape):
-        local = tuple(at + begin for at, begin in zip(place, first, strict=True))
-        if all(0 <= at < size for at, size in zip(local, result.shape, strict=True)):
-            result[local] = update[place]
+    to = tuple(slice(low, high) for low, high in sides)
+    of = tuple(slice(low - at, max(high - at, 0)) for at, (low, high) in zip(first, sides, strict=True))
+    result[to] = update[of]
     return [result]
 
 
@@ -204,7 +225,10 @@ def slices(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 def dynamic_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     sides = zip(has.arrays[1:], has.shapes[0], has.arrays[0].shape, strict=True)
-    parts = [slice(None) if size == whole else slice(int(at), int(at) + size) for at, size, whole in sides]
+    parts = [
+        slice(None) if size == whole else slice(fitting(at, whole, size), fitting(at, whole, size) + size)
+        for at, size, whole in sides
+    ]
     return [has.arrays[0][tuple(parts)]]
 
 

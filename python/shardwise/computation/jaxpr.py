@@ -161,6 +161,11 @@ class _Body:
             return self._inlined(_jaxpr_of(params), operands, needed)
         if name == "scan":
             return self._scan(params, operands, outs)
+        if name == "while":
+            return self._while(params, operands, outs)
+        if name == "cond":
+            branches = [self._within([]).of(branch["jaxpr"]) for branch in params["branches"]]
+            return self._emit_all("case", operands, outs, {}, bodies=branches)
         if name == "split":
             return self._split(params, operands[0], outs)
         if name == "optimization_barrier":
@@ -244,6 +249,31 @@ class _Body:
         results = [*xs, *cs, step, *made[:carried], *updated]
         found = self._emit_all("loop", every, avals, {}, body=inner._said(results), trips=params["length"])
         return found[ends[2] :]
+
+    def _while(self, params: Mapping[str, Any], operands: list[int], outs: Sequence[Aval]) -> list[int]:
+        """Make a loop with a test: its values are the constants of the test and of the body, then what is carried."""
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        of_test, fixed = range(counts[0]), range(sum(counts))
+        carried = range(sum(counts), len(operands))
+        avals = [self._values[value] for value in operands]
+        test, body = self._within(avals), self._within(avals)
+        tested = test._inlined(params["cond_jaxpr"]["jaxpr"], [*of_test, *carried])[0]
+        made = body._inlined(params["body_jaxpr"]["jaxpr"], [*fixed[counts[0] :], *carried])
+        shape = test._shape(tested)
+        if shape:
+            # Of a batch each goes on by itself: as long as one does, the others keep what they have.
+            no, every = (
+                test._constant([[], "bool"], False),
+                {"dimensions": list(range(len(shape))), "body": "or", "n": 1},
+            )
+            tested = test._emit("reduce", [tested, no], [[], "bool"], **every)
+            goes = body._inlined(params["cond_jaxpr"]["jaxpr"], [*of_test, *carried])[0]
+            made = [
+                body._emit("select", [body._broadcast(goes, out[0], range(len(shape))), new, old], out)
+                for new, old, out in zip(made, carried, outs, strict=True)
+            ]
+        bodies = [test._said([tested]), body._said([*fixed, *made])]
+        return self._emit_all("while", operands, avals, {}, bodies=bodies)[len(fixed) :]
 
     def _indexed(self, value: int, index: int) -> int:
         """Take the part at an index of the first dim, in a call."""

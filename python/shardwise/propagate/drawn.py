@@ -48,9 +48,9 @@ def moves_picture(moves: Sequence[Move], mesh: str) -> Picture:
     for move in moves:
         for step in move.steps:
             if step.bytes:
-                name = f"{step.kind} over {', '.join(step.axes)}"
+                name = f"{step.kind} over {', '.join(step.axes)}{move.when and f', {move.when}'}"
                 kinds[name] = kinds.get(name, 0) + step.bytes * move.times
-        place = move.source or f"{move.op}, of no line"
+        place = f"{move.source or f'{move.op}, of no line'}{move.when and f', {move.when}'}"
         lines[place] = lines.get(place, 0) + move.bytes_in_all
 
     def panel(title: str, sizes: dict[str, int]) -> Panel:
@@ -61,7 +61,7 @@ def moves_picture(moves: Sequence[Move], mesh: str) -> Picture:
             rows.append((f"{len(most) - _MOST_LINES} others", rest, bytes_text(rest)))
         return bars(title, rows)
 
-    total = bytes_text(sum(move.bytes_in_all for move in moves))
+    total = bytes_text(sum(move.bytes_in_all for move in moves if not move.when))
     caption = f"each device of {mesh} receives {total}"
     panels = (panel("bytes by collective", kinds), panel("bytes by line of the source", lines)) if kinds else ()
     return Picture(caption, f"{caption}.", (View((caption,), panels),))

@@ -10,7 +10,7 @@ from .._fork import cached_property
 from .._types import Shape
 from ..computation.computation import Computation, Op
 
-__all__ = ["Flow", "FlowNode", "FlowValue", "HowComputed", "Specs", "op_at"]
+__all__ = ["Flow", "FlowNode", "FlowValue", "HowComputed", "Specs", "op_at", "when_computed"]
 
 #: For each dim its axes.
 Specs = tuple[tuple[str, ...], ...]
@@ -54,8 +54,10 @@ class FlowNode(NamedTuple):
     op: Op | None
     #: The numbers of its values: operands, then results.
     values: tuple[int, ...]
-    #: The number of times that it is computed.
+    #: The number of times that it is computed: each time that it is, where `when` says when.
     times: int
+    #: The innermost body that is computed as often as only the run tells; none for most.
+    when: str
     #: The way in which it computes; none where nothing cuts any value.
     how: HowComputed | None
 
@@ -63,6 +65,19 @@ class FlowNode(NamedTuple):
     def operands(self) -> int:
         """The number of values that are operands."""
         return len(self.values) - (len(self.op.results) if self.op is not None and self.part == "op" else 1)
+
+
+class FlowBodies(NamedTuple):
+    """The bodies of a loop or a case: nodes one after the other."""
+
+    #: The first node, and the place after the last of each body, where the edges to the results are.
+    bounds: list[int]
+    #: The values that the bodies of a loop take, those of its test first.
+    inner: list[int]
+    #: The number of times that a loop is computed, if it is known.
+    trips: int | None
+    #: The value that says whether a loop goes on, or which body of a case is computed.
+    decides: int | None
 
 
 class Flow:
@@ -84,8 +99,8 @@ class Flow:
     def node(self, number: int) -> FlowNode:
         """Return an op or an edge by its number."""
         part, place, values, times, how = self._found.node(number)
-        op = self._op(place) if place else None
-        return FlowNode(part, op, values, times, None if how is None else HowComputed(*how))
+        op, when = op_at(self._computation, place) if place else (None, "")
+        return FlowNode(part, op, values, times, when, None if how is None else HowComputed(*how))
 
     @property
     def moving(self) -> Iterator[FlowNode]:
@@ -107,21 +122,31 @@ class Flow:
     @cached_property
     def constants(self) -> dict[int, tuple[Op, list[int]]]:
         """The ops that make constants, and their operands, by value."""
-        return {value: (self._op(place), operands) for value, place, operands in self._found.constants}
+        made = self._found.constants
+        return {value: (op_at(self._computation, place)[0], operands) for value, place, operands in made}
 
     @cached_property
-    def loops(self) -> dict[int, tuple[int, list[int], int]]:
-        """For the first node of each loop's body the place after its last, the values that it takes, and how often."""
-        return {first: (end, inner, trips) for first, end, inner, trips in self._found.loops}
-
-    def _op(self, place: Sequence[int]) -> Op:
-        return op_at(self._computation, place)
+    def bodies(self) -> list[FlowBodies]:
+        """The bodies of loops and cases, those that are within others before them."""
+        return [FlowBodies(*found) for found in self._found.bodies]
 
 
-def op_at(computation: Computation, place: Sequence[int]) -> Op:
-    """Return an op by its number in the computation, then in the body of that op, and so on."""
-    op = computation.ops[place[0]]
-    for number in place[1:]:
-        assert op.body is not None
-        op = op.body.ops[number]
-    return op
+def op_at(computation: Computation, place: Sequence[int]) -> tuple[Op, str]:
+    """Return an op by its number in the computation, then in the body of that op, and so on; and when it is done."""
+    op, when = computation.ops[place[0]], ""
+    rest = iter(place[1:])
+    for number in rest:
+        if op.name in ("while", "case"):
+            when = when_computed(op, number)
+            op = op.bodies[number].ops[next(rest)]
+        else:
+            op = op.bodies[0].ops[number]
+    return op, when
+
+
+def when_computed(op: Op, body: int) -> str:
+    """Say when a body of a while or a case is computed."""
+    source = f" ({op.source})" if op.source else ""
+    if op.name == "while":
+        return f"in each trip of while{source}"
+    return f"each time that branch {body} of case{source} is taken"

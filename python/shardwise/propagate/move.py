@@ -39,6 +39,8 @@ class Move:
     source: str = ""
     times: int = 1
     dtype: str = ""
+    #: For a move within a while or a case when it is done so often; otherwise nothing.
+    when: str = ""
     #: Why, in a sentence.
     why: str = ""
     #: True for what Shardy's passes do not list: rows that neighbours have, and cuts that a reshape cannot keep.
@@ -51,7 +53,7 @@ class Move:
 
     @property
     def bytes_in_all(self) -> int:
-        """The bytes that each device receives in all times."""
+        """The bytes that each device receives in all times, or each time that `when` says."""
         return self.bytes * self.times
 
     @property
@@ -62,7 +64,7 @@ class Move:
         shape = " x ".join(map(str, self.shape)) or "scalar"
         return (
             f"{bytes_text(self.bytes_in_all)}:{times} {self.kinds} of {self.tensor} of {self.op}{place}, "
-            f"{shape} {self.dtype}. {self.why}"
+            f"{shape} {self.dtype}{self.when and f', {self.when}'}. {self.why}"
         )
 
     @property
@@ -88,7 +90,7 @@ class Move:
 
     @property
     def _of_computation(self) -> dict[str, Any]:
-        names = ("value", "op", "source", "times", "why", "implied")
+        names = ("value", "op", "source", "times", "when", "why", "implied")
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from .._dtypes import itemsize_of
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..reshard.kinds import CollectiveStep
-from .flow import Flow, FlowNode, FlowValue, Specs
+from .flow import Flow, FlowNode, FlowValue, Specs, when_computed
 from .given import Policy
 from .move import Move, move_between
 from .shift import missing_elements, shifting_dims
@@ -99,6 +99,12 @@ class Moves:
             size = itemsize_of(value.dtype)
             self._known[key] = move_between(tensor, value.shape, had, goal, size, at_once=self._at_once)
         said = {"tensor": tensor, "why": self._why(change), "implied": change.implied}
+        if node.part == "result" and node.op is not None and (at or node.op.name == "case"):
+            # What a body gives moves as often as the body is computed.
+            is_loop = node.op.name == "loop"
+            said |= (
+                {"times": node.times * node.op.trips} if is_loop else {"times": 1, "when": when_computed(node.op, at)}
+            )
         self._placed(self._known[key], node, value, **said)
 
     def _shift(self, node: FlowNode, at: int, inner: Sequence[Specs]) -> None:
@@ -122,14 +128,9 @@ class Moves:
     def _placed(self, move: Move, node: FlowNode, value: FlowValue, **said: Any) -> None:
         """Add the move with its value, its op and what else is said of it."""
         name, source = ("output", "") if node.op is None else (node.op.name, node.op.source)
-        placed: dict[str, Any] = {
-            "value": value.origin,
-            "dtype": value.dtype,
-            "op": name,
-            "source": source,
-            "times": node.times,
-        }
-        self._found.append(replace(move, **placed, **said))
+        placed: dict[str, Any] = {"value": value.origin, "dtype": value.dtype, "op": name, "source": source}
+        placed |= {"times": node.times, "when": node.when} | said
+        self._found.append(replace(move, **placed))
 
     def _why(self, change: _Change) -> str:
         """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""

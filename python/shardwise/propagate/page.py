@@ -49,7 +49,8 @@ def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
     """Return a row for all moves of a line that are alike, the most bytes first."""
     alike: dict[tuple[str, ...], list[Move]] = {}
     for move in moves:
-        why = f"{move.why} Shardy does not list it." if move.implied else move.why
+        why = " ".join([move.when and f"{move.when[0].upper()}{move.when[1:]}.", move.why]).strip()
+        why = f"{why} Shardy does not list it." if move.implied else why
         shape = f"{_sizes(move.shape)} {move.dtype}"
         alike.setdefault((move.kinds, move.tensor, shape, move.op, move.source, why), []).append(move)
     sums = [

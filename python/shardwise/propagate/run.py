@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._types import Array
-from ..computation.computation import Op, value_dtype
+from ..computation.computation import Op, branch_of, value_dtype
 from ..computation.evaluate import REDUCTIONS, DeviceTensors, compute, compute_local
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
@@ -38,19 +38,19 @@ class Devices:
         """Compute the results of whole arrays for the inputs."""
         for value, array in enumerate(arrays):
             self._put(value, array)
-        self._nodes(0, len(self._flow.nodes))
+        self._nodes(0, len(self._flow.nodes), len(self._flow.bodies))
         results = []
         for node in self._flow.outputs:
             self._edge(node, node.values[0])
             results.append(self._whole(node.values[-1]))
         return results
 
-    def _nodes(self, first: int, last: int) -> None:
-        at = first
+    def _nodes(self, at: int, last: int, count: int) -> None:
+        """Compute nodes up to the last; of the bodies that begin at one, the outermost of the first `count`."""
         while at < last:
-            loop = self._flow.loops.get(at)
-            if loop is not None:
-                at = self._loop(at, *loop)
+            begun = [number for number, body in enumerate(self._flow.bodies[:count]) if body.bounds[0] == at]
+            if begun:
+                at = self._bodies(begun[-1])
                 continue
             node = self._flow.nodes[at]
             if node.part == "op":
@@ -59,21 +59,42 @@ class Devices:
                 self._edge(node, node.values[0])
             at += 1
 
-    def _loop(self, first: int, last: int, inner: list[int], trips: int) -> int:
-        """Compute the body of a loop so often; give the place after its edges."""
-        edges = self._flow.nodes[last : last + len(inner)]
+    def _bodies(self, number: int) -> int:
+        """Compute the bodies of a loop or a case as often as they are; give the place after their edges."""
+        bounds, inner, trips, decides = self._flow.bodies[number]
+        edges: list[FlowNode] = []
+        first = bounds[-1]
+        while first + len(edges) < len(self._flow.nodes) and (not edges or self._follows(edges[0], first + len(edges))):
+            edges.append(self._flow.nodes[first + len(edges)])
+        branches = len(bounds) - 1
+        if not inner:
+            assert decides is not None
+            branch = branch_of(self._whole(decides), branches)
+            self._nodes(bounds[branch], bounds[branch + 1], number)
+            for edge in edges:
+                self._edge(edge, edge.values[branch])
+            return first + len(edges)
         for edge in edges:
             self._edge(edge, edge.values[0])
-        for _ in range(trips):
-            for value, edge in zip(inner, edges, strict=True):
+        done = 0
+        while done != trips:
+            for value, edge in zip(inner, edges * branches, strict=True):
                 self._held[value] = self._held[edge.values[-1]]
-            del self._flow.loops[first]
-            self._nodes(first, last)
-            self._flow.loops[first] = (last, inner, trips)
+            if decides is not None:
+                self._nodes(bounds[0], bounds[1], number)
+                if not self._whole(decides):
+                    break
+            self._nodes(bounds[-2], bounds[-1], number)
             made = [self._shards(edge.values[1], self._specs(edge.values[-1])) for edge in edges]
             for edge, shards in zip(edges, made, strict=True):
                 self._held[edge.values[-1]] = (self._specs(edge.values[-1]), shards)
-        return last + len(edges)
+            done += 1
+        return first + len(edges)
+
+    def _follows(self, edge: FlowNode, at: int) -> bool:
+        """Say whether a node is another edge of the same op."""
+        node = self._flow.nodes[at]
+        return node.part == "result" and node.op is edge.op
 
     def _specs(self, value: int) -> Specs:
         return self._flow.value(value).specs

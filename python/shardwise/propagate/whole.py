@@ -109,8 +109,20 @@ class Propagation(Drawn):
 
     @property
     def bytes_received(self) -> int:
-        """The bytes that each device receives in all."""
-        return sum(move.bytes_in_all for move in self.in_order)
+        """The bytes that each device receives in all, except for those of `bytes_when`."""
+        return sum(move.bytes_in_all for move in self.in_order if not move.when)
+
+    @property
+    def bytes_when(self) -> dict[str, int]:
+        """The bytes that each device receives in a trip of each while, and each time a branch of a case is taken.
+
+        How often that is, only the run tells.
+        """
+        found: dict[str, int] = {}
+        for move in self.moves:
+            if move.when:
+                found[move.when] = found.get(move.when, 0) + move.bytes_in_all
+        return found
 
     def explain(self, most: int = 10) -> str:
         """Describe what moves, the most bytes first, with its place in the source and why.
@@ -124,11 +136,12 @@ class Propagation(Drawn):
         """
         count, values = len(self.computation.ops), len(self.computation.shapes)
         ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(self.mesh)}"
-        lines = [f"{ops}: each device receives {bytes_text(self.bytes_received)}."]
+        received = [f"{bytes_text(size)} {when}" for when, size in self.bytes_when.items()]
+        lines = [f"{ops}: each device receives {', and '.join([bytes_text(self.bytes_received), *received])}."]
         lines += [f"{number}. {move.line}" for number, move in enumerate(self.moves[:most], 1)]
         rest = self.moves[most:]
         if rest:
-            more = bytes_text(sum(move.bytes_in_all for move in rest))
+            more = bytes_text(sum(move.bytes_in_all for move in rest if not move.when))
             lines.append(f"{len(rest)} more moves have {more}.")
         return "\n".join(lines)
 
@@ -165,6 +178,7 @@ class Propagation(Drawn):
             "results": listed(self.results),
             "moves": [move.to_json() for move in self.in_order],
             "bytes_received": self.bytes_received,
+            "bytes_when": self.bytes_when,
         }
 
     def to_html(self, title: str = "What a computation moves") -> str:
@@ -249,7 +263,7 @@ def propagate(
 
 def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:
     """Say which op's operands disagree, and from where they have their layouts."""
-    op = op_at(computation, place)
+    op, _ = op_at(computation, place)
     names = computation.names or [f"layouts[{number}]" for number in range(computation.inputs)]
     origins = [f"operands[{at}] has it from input {names[number]}" for at, number in operands if number is not None]
     source, from_ = f" ({op.source})" if op.source else "", f" ({', '.join(origins)})" if origins else ""

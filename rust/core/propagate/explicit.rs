@@ -1,8 +1,10 @@
 //! The layouts that JAX's explicit mode gives the results of ops, and where it gives none.
 
+use std::collections::HashSet;
+
 use super::{
     axes,
-    flow::{Flow, Part, Way},
+    flow::{Flow, Node, Part, Way},
     op::{Conflict as OpConflict, of_cuts},
     project::{Specs, project},
     settle,
@@ -37,11 +39,23 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
         inputs: (0..flow.shapes.len()).map(|value| (value < flow.inputs).then_some(value)).collect(),
         begins: vec![None; flow.shapes.len()],
     };
+    let inner: HashSet<usize> =
+        flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
     for node in flow.nodes.iter().filter(|node| node.part == Part::Result && node.ruled.rule.operands() == 2) {
-        held.begins[node.values[2]] = Some(node.values[0]);
+        held.begins[node.values[2]] = inner.contains(&node.values[2]).then_some(node.values[0]);
     }
-    for node in flow.nodes.iter().chain(&flow.outputs) {
+    let mut decided = vec![false; flow.nodes.len() + flow.outputs.len()];
+    for body in flow.bodies.iter().filter(|body| body.decides.is_some()) {
+        let edges = body.bounds[body.bounds.len() - 1]..;
+        let place = |at: &usize| flow.nodes.get(*at).filter(|node| node.part == Part::Result).map(|node| node.place);
+        let own = place(&edges.start);
+        edges.take_while(|at| own.is_some() && place(at) == own).for_each(|at| decided[at] = true);
+    }
+    for (node, decided) in flow.nodes.iter().chain(&flow.outputs).zip(decided) {
         let (operands, results) = node.values.split_at(node.ruled.rule.operands());
+        if decided {
+            held.alike(node)?;
+        }
         if matches!(node.way, Way::Edge | Way::Constraint) {
             if held.layouts[results[0]].is_none() {
                 let (specs, input) = held.of(operands[0]);
@@ -76,6 +90,32 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Checks that what bodies give has one layout: that which a loop begins with, or that of the first branch.
+    fn alike(&mut self, node: &Node) -> Result<(), Disagreement> {
+        let sources = &node.values[..node.ruled.rule.operands()];
+        let (first, input) = self.of(sources[0]);
+        for (number, source) in sources.iter().enumerate().skip(1) {
+            let (specs, other) = self.of(*source);
+            if let Some(dim) = (0..specs.len()).find(|dim| specs[*dim] != first[*dim]) {
+                let text = |spec: &[SubAxis]| {
+                    let names: Vec<String> = spec.iter().map(|axis| axis.name(&self.flow.mesh)).collect();
+                    if names.is_empty() { "whole".to_owned() } else { format!("cut over {}", names.join("+")) }
+                };
+                let is_loop = self.begins[node.values[sources.len()]].is_some();
+                let [before, after] =
+                    if is_loop { ["it begins", "a trip ends"] } else { ["one branch ends", "another ends"] };
+                let (first, other_text) = (text(&first[dim]), text(&specs[dim]));
+                let why = format!("{before} with dim {dim} of a value {first}, and {after} with it {other_text}");
+                return Err(Disagreement {
+                    why,
+                    operands: vec![(0, input), (number, other)],
+                    place: self.flow.path(node.place),
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn of(&mut self, value: usize) -> (Specs, Option<usize>) {
         let owner = self.flow.same[value];
         if self.layouts[owner].is_none()

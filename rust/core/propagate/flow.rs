@@ -95,17 +95,17 @@ pub struct Start {
     pub priorities: Vec<u32>,
 }
 
-/// The ops of a loop's body, which are one after the other.
+/// The ops of the bodies of a loop or a case, which are one after the other.
 #[derive(Debug, Clone)]
-pub struct Looped {
-    /// The first node.
-    pub first: usize,
-    /// The place after the last, at which there are the edges of the loop.
-    pub end: usize,
-    /// The values that the body takes.
+pub struct Bodies {
+    /// The first node, and the place after the last of each body; after the last body there are the edges to the results.
+    pub bounds: Vec<usize>,
+    /// The values that the bodies of a loop take, those of its test first.
     pub inner: Vec<usize>,
-    /// The number of times that it is computed.
-    pub trips: i64,
+    /// The number of times that a loop is computed, if it is known.
+    pub trips: Option<i64>,
+    /// The value that says whether a loop goes on, or which body of a case is computed.
+    pub decides: Option<usize>,
 }
 
 /// A constant that an op makes: its value, the op's place, and the values that it makes it of.
@@ -142,11 +142,12 @@ pub struct Flow {
     pub outputs: Vec<Node>,
     /// The constants.
     pub constants: Vec<Made>,
-    /// The loops, those within another before it.
-    pub loops: Vec<Looped>,
+    /// The bodies of loops and cases, those within another before it.
+    pub bodies: Vec<Bodies>,
     /// For each value of the computation itself its number here; of several copies that of the last.
     pub numbers: Vec<Option<usize>>,
-    /// The places of ops: that of the call or loop that each is in, and its number there.
+    /// The places of ops: that of the op whose body each is in, and its number there. The bodies of a loop with a test, and those
+    /// of a case, have places too.
     pub places: Vec<(Option<usize>, usize)>,
     edges: HashMap<(Arc<[i64]>, usize), Arc<Ruled>>,
 }
@@ -174,7 +175,7 @@ impl Flow {
             nodes: Vec::new(),
             outputs: Vec::new(),
             constants: Vec::new(),
-            loops: Vec::new(),
+            bodies: Vec::new(),
             numbers: vec![None; computation.shapes.len()],
             places: Vec::new(),
             edges: HashMap::new(),
@@ -276,6 +277,12 @@ impl Flow {
         Ok(copies.outputs.iter().map(|output| found[*output]).collect())
     }
 
+    /// Adds the ops of a body that is computed as often as only the run tells: they are counted once.
+    fn inside(&mut self, body: &Computation, taken: &[usize], place: usize, number: usize) -> Result<Vec<usize>> {
+        self.places.push((Some(place), number));
+        self.body(body, taken, 1, Some(self.places.len() - 1))
+    }
+
     fn op(&mut self, op: &Op, operands: Vec<usize>, results: &[usize], times: i64, place: usize) -> Result<()> {
         match &op.does {
             Does::Constant => self.constants.push(Made { value: results[0], place, operands }),
@@ -301,9 +308,38 @@ impl Flow {
                 }
                 let first = self.nodes.len();
                 let made = self.body(body, &inner, times.saturating_mul(*trips), Some(place))?;
-                self.loops.push(Looped { first, end: self.nodes.len(), inner, trips: *trips });
+                let bounds = vec![first, self.nodes.len()];
+                self.bodies.push(Bodies { bounds, inner, trips: Some(*trips), decides: None });
                 for ((value, made), result) in operands.iter().zip(made).zip(results) {
                     self.push_edge(Part::Result, place, vec![*value, made, *result], times)?;
+                }
+            }
+            Does::While(bodies) => {
+                let (mut bounds, mut inner, mut made) = (vec![self.nodes.len()], Vec::new(), Vec::new());
+                for (number, body) in bodies.iter().enumerate() {
+                    let taken = self.taken(body);
+                    for (value, result) in taken.iter().zip(results) {
+                        self.same[*value] = *result;
+                    }
+                    made.push(self.inside(body, &taken, place, number)?);
+                    bounds.push(self.nodes.len());
+                    inner.extend(taken);
+                }
+                self.bodies.push(Bodies { bounds, inner, trips: None, decides: Some(made[0][0]) });
+                for ((value, made), result) in operands.iter().zip(&made[1]).zip(results) {
+                    self.push_edge(Part::Result, place, vec![*value, *made, *result], times)?;
+                }
+            }
+            Does::Case(branches) => {
+                let (mut bounds, mut made) = (vec![self.nodes.len()], Vec::new());
+                for (number, branch) in branches.iter().enumerate() {
+                    made.push(self.inside(branch, &operands[1..], place, number)?);
+                    bounds.push(self.nodes.len());
+                }
+                self.bodies.push(Bodies { bounds, inner: Vec::new(), trips: None, decides: Some(operands[0]) });
+                for (number, result) in results.iter().enumerate() {
+                    let values = made.iter().map(|made| made[number]).chain([*result]).collect();
+                    self.push_edge(Part::Result, place, values, times)?;
                 }
             }
             Does::Constraint(axes, open) => {
@@ -366,11 +402,16 @@ impl Flow {
             }
         }
         self.nodes.insert(first, constraint);
-        for body in &mut self.loops {
-            if first <= body.first && body.end <= at {
-                (body.first, body.end) = (body.first + 1, body.end + 1);
-            } else if at < body.first && body.end <= first + 1 {
-                (body.first, body.end) = (body.first - 1, body.end - 1);
+        for body in &mut self.bodies {
+            let is_before = body.bounds.last().is_some_and(|end| *end <= at);
+            for (number, bound) in body.bounds.iter_mut().enumerate() {
+                // What is put where bodies begin is before them if it comes from behind them.
+                let after = first + usize::from(number > 0 || !is_before);
+                if after <= *bound && *bound <= at && first < at {
+                    *bound += 1;
+                } else if at < *bound && *bound <= first + 1 && at < first {
+                    *bound -= 1;
+                }
             }
         }
     }
@@ -499,6 +540,6 @@ fn is_preserving(op: &Op) -> bool {
         Does::Rule(ruled) => {
             is_elementwise(&ruled.name) || matches!(ruled.name.as_str(), "broadcast_in_dim" | "reshape" | "slice")
         }
-        Does::Constant | Does::Barrier | Does::Loop(..) => false,
+        Does::Constant | Does::Barrier | Does::Loop(..) | Does::While(..) | Does::Case(..) => false,
     }
 }

@@ -7,7 +7,7 @@ use shardwise_core::{
     computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
-        Conflict, Flow, Looped, Lowered, Op, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
+        Bodies, Conflict, Flow, Lowered, Op, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
         settle as settled,
     },
     sub_axis::SubAxis,
@@ -66,14 +66,14 @@ pub(crate) fn settle<'py>(
     })
 }
 
-/// An op as Python says it: name, operands, results, rule, body, trips, axes and open dims of a constraint, the dim of the features
+/// An op as Python says it: name, operands, results, rule, bodies, trips, axes and open dims of a constraint, the dim of the features
 /// in the first operand of a convolution.
 type SaidOp<'py> = (
     String,
     Vec<usize>,
     Vec<usize>,
     Option<PyRef<'py, FactorRule>>,
-    Option<PyRef<'py, Computation>>,
+    Vec<PyRef<'py, Computation>>,
     i64,
     Option<(Vec<Vec<String>>, Vec<usize>)>,
     Option<usize>,
@@ -110,11 +110,14 @@ impl Computation {
 }
 
 fn said(said: SaidOp<'_>) -> PyResult<CoreOp> {
-    let (name, operands, results, rule, body, trips, constraint, feature) = said;
-    let does = match (rule, body, constraint) {
+    let (name, operands, results, rule, bodies, trips, constraint, feature) = said;
+    let bodies: Vec<Arc<CoreComputation>> = bodies.iter().map(|body| body.core.clone()).collect();
+    let does = match (rule, &bodies[..], constraint) {
         (Some(rule), ..) => Does::Rule(Arc::new(Ruled { name, rule: rule.core.clone(), feature })),
-        (_, Some(body), _) if name == "loop" => Does::Loop(body.core.clone(), trips),
-        (_, Some(body), _) => Does::Call(body.core.clone()),
+        (_, [test, body], _) if name == "while" => Does::While([test.clone(), body.clone()]),
+        (_, [_, ..], _) if name == "case" => Does::Case(bodies),
+        (_, [body], _) if name == "loop" => Does::Loop(body.clone(), trips),
+        (_, [body], _) => Does::Call(body.clone()),
         (.., Some((axes, open))) => {
             let open = (0..axes.len()).map(|dim| open.contains(&dim)).collect();
             Does::Constraint(axes, open)
@@ -128,8 +131,9 @@ fn said(said: SaidOp<'_>) -> PyResult<CoreOp> {
 /// A constant: its value, the place of the op that makes it, and its operands.
 type MadeConstant = (usize, Vec<usize>, Vec<usize>);
 
-/// A loop: the first op of its body, the edge after the last, the values that the body takes, and how often.
-type LoopBody = (usize, usize, Vec<usize>, i64);
+/// Bodies: the first op and the place after the last of each, the values that those of a loop take, how often, and the value that
+/// decides.
+type BodiesOfOp = (Vec<usize>, Vec<usize>, Option<i64>, Option<usize>);
 
 /// The layouts of all values of a computation, and how its ops compute.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -175,12 +179,12 @@ impl Propagated {
         })
     }
 
-    /// The loops.
+    /// The bodies of loops and cases.
     #[getter]
-    fn loops<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn bodies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || {
-            let of = |body: &Looped| (body.first, body.end, body.inner.clone(), body.trips);
-            Ok(self.core.flow.loops.iter().map(of).collect::<Vec<LoopBody>>())
+            let of = |body: &Bodies| (body.bounds.clone(), body.inner.clone(), body.trips, body.decides);
+            Ok(self.core.flow.bodies.iter().map(of).collect::<Vec<BodiesOfOp>>())
         })
     }
 
