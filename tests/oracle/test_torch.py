@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.computation import Computation
 from shardwise.interop.torch import Shard, StridedShard, local_shards, to_placements
+from shardwise.propagate import propagate
 from tests.oracle.torch_oracle import missing, torch_worker
 from tests.oracle.worker import Worker
 
@@ -62,3 +65,28 @@ def test_the_checkpoint_planner_says_nothing_of_gaps_and_overlaps(worker: Worker
         boxes = [[[offsets[0], offsets[0] + sizes[0]]] for offsets, sizes in case["saved"]]
         with pytest.raises(sw.LayoutError):
             sw.plan_reshard(sw.Tiling.from_boxes((8,), boxes), whole)
+
+
+@pytest.mark.slow
+def test_ops_of_dtensor_compute_another_thing_than_plain_ones(worker: Worker) -> None:
+    """`conv2d` with a weight cut by outputs, `mse_loss` of a dim that does not divide, and its gradient."""
+    for rank in worker.ask([{"ranks": 2, "sizes": [3, 4]}])[0]:
+        # 2 of the 4 outputs: each device's own.
+        assert rank["convolution"] == [2, 2, 8, 8]
+        # The mean of 0, 1, 4 is 5/3; this is that of the means of 0, 1 and of 4.
+        assert rank["loss"] == {3: 2.25, 4: 3.5}
+        # 2x/4 is right; this is 2x/2, as if each device's elements were all.
+        assert rank["gradient"][4] == [0, 1, 2, 3]
+    shapes = [(2, 3, 8, 8), (4, 3, 3, 3)]
+    names = {"lhs_spec": ["b", "f", 0, 1], "rhs_spec": ["o", "i", 0, 1], "out_spec": ["b", "f", 0, 1]}
+    window = {"window_strides": [1, 1], "padding": [[1, 1]] * 2, "lhs_dilation": [1, 1], "rhs_dilation": [1, 1]}
+    counts = {"feature_group_count": 1, "batch_group_count": 1}
+    convolution = {"op": "convolution", "in": [0, 1], "out": [[(2, 4, 8, 8), "float32"]]}
+    computation = Computation(
+        [[shape, "float32"] for shape in shapes], [convolution | {"attrs": names | window | counts}], [2]
+    )
+    mesh = sw.DeviceMesh((2,), ("x",))
+    found = propagate(computation, [(None,) * 4, ("x", None, None, None)], mesh=mesh)
+    (ours,), (plain,) = (of([np.ones(shape) for shape in shapes]) for of in (found.run, computation.run))
+    assert found.results[0] == sw.TensorLayout((None, "x", None, None), mesh)
+    assert np.array_equal(ours, plain)

@@ -2,7 +2,7 @@
 
 Runs in a process of its own, in the Python that SHARDWISE_TORCH_PYTHON names: an interpreter, or a script that starts
 one. Without it, in this Python. The standard library and torch are all that must be there, so it may be another
-version, or a Python for another processor under an emulator. A case is a dict, of one of two kinds.
+version, or a Python for another processor under an emulator. A case is a dict, of one of three kinds.
 
 *What every rank holds*: "shape" and "mesh_shape", lists of int; "placements", one entry per mesh dim: `("replicate",)`,
 `("partial",)`, `("shard", dim)` or `("strided", dim, split_factor)`. The answer is a dict of "shapes" and "offsets",
@@ -14,18 +14,24 @@ holds, found by cutting a real tensor of them as `distribute_tensor` does where 
 the list of reads that the checkpoint planner gives for them: the number of the wanted chunk, that of the saved one,
 where in the wanted chunk it goes, where in the saved one it comes from, and the sizes.
 
+*What ops of DTensor compute*: "ranks", as many processes as that. The answer is a dict for each rank: "convolution",
+the shape of `conv2d` of (2, 3, 8, 8) with a weight of 4 outputs, cut by them; "loss" and "gradient" of `mse_loss` of
+0, 1, ... against zeros, cut, for each number of elements that is one of "sizes".
+
 An answer may also be `("raised", the exception's type, its text)`; a PyTorch whose private functions are others than
 those that this module knows raises, so that the comparison fails instead of testing nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
 import math
 import os
 import sys
+import tempfile
 from typing import Any
 
 from tests.oracle.worker import Worker, serve
@@ -56,6 +62,8 @@ def version() -> str:
 
 def answer(case: dict[str, Any]) -> Any:
     try:
+        if "ranks" in case:
+            return computed(case["ranks"], case["sizes"])
         return reads(case["saved"], case["wanted"]) if "saved" in case else held(case)
     except Exception as error:
         return ("raised", type(error).__name__, str(error))
@@ -125,6 +133,41 @@ def reads(saved: list[Any], wanted: list[Any]) -> list[tuple[int, int, list[int]
         )
         for item in create_read_items_for_chunk_list("tensor", stored, chunks(wanted))
     ]
+
+
+def computed(ranks: int, sizes: list[int]) -> list[dict[str, Any]]:
+    """Compute in processes that form a group; the answers of all ranks."""
+    import torch.multiprocessing
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.get_context("spawn")
+        with context.Pool(ranks) as pool:
+            rank = functools.partial(compute, ranks, f"file://{folder}/group", sizes)
+            found: list[dict[str, Any]] = pool.map(rank, range(ranks), chunksize=1)
+    return found
+
+
+def compute(ranks: int, group: str, sizes: list[int], rank: int) -> dict[str, Any]:
+    import torch
+    from torch import distributed
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.nn import functional
+
+    distributed.init_process_group("gloo", init_method=group, rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    image = distribute_tensor(torch.ones(2, 3, 8, 8), mesh, [Replicate()])
+    weight = distribute_tensor(torch.ones(4, 3, 3, 3), mesh, [Shard(0)])
+    convolution = functional.conv2d(image, weight, padding=1).full_tensor()
+    found: dict[str, Any] = {"convolution": list(convolution.shape), "loss": {}, "gradient": {}}
+    for size in sizes:
+        given = distribute_tensor(torch.arange(float(size)), mesh, [Shard(0)]).requires_grad_()
+        loss = functional.mse_loss(given, distribute_tensor(torch.zeros(size), mesh, [Shard(0)]))
+        loss.backward()
+        found["loss"][size] = loss.full_tensor().item()
+        found["gradient"][size] = given.grad.full_tensor().tolist()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
 
 
 # Only then, since a test run looks into every module of the tests for examples.
