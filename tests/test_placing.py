@@ -132,5 +132,5 @@ def test_a_manifest_is_asked_as_its_deployment_is() -> None:
     assert states[1].totals()["weights"] == (80, 80)
     boxes = {"w": sw.Tiling.from_boxes((5, 4), {"a": [[(0, 5), (0, 4)]]})}
     assert placing_of(boxes).world is None
-    with pytest.raises(sw.LayoutError, match=r"layouts\['w'\] lists boxes, and states are cut as a layout says"):
+    with pytest.raises(sw.LayoutError, match="layouts has no mesh of all devices; give a layout map with a mesh"):
         training_state(shapes, boxes, "adamw")

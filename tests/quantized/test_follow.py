@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, ParseError, TensorLayout
+from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, ParseError, TensorLayout, Tiling
 from shardwise.quantized import LogicalTensor, component_layouts, find_components, followers
 from shardwise.quantized.follow import followed
 
@@ -118,8 +118,9 @@ def test_a_shape_that_is_stated_for_each_expert(is_stacked: bool) -> None:
 
 def test_what_they_follow_is_a_layout() -> None:
     cut = TensorLayout((None, "tp"), MESH)
-    with refused(TypeError, "the layout of 'down.weight', which its components follow, is a Partition"):
-        followers(FOUND, {"down.weight": cut.partition((256, 512))})
+    assert followers(FOUND, {"down.weight": cut.partition((256, 512))}) == followers(FOUND, {"down.weight": cut})
+    with refused(TypeError, "the layout of 'down.weight', which its components follow, is a Tiling"):
+        followers(FOUND, {"down.weight": Tiling.from_boxes((256, 512), {"a": [[(0, 256), (0, 512)]]})})
     with refused(TypeError, "config must be a Mapping, got list"):
         find_components(STORED, [])  # type: ignore[arg-type]
     report = LayoutMap(MESH).report

@@ -15,7 +15,6 @@ from ..partition import Partition
 from ..placing import Placing
 from ..quantized import Components, followers
 from ..shared_tiling import SharedTiling
-from ..tiling import Tiling
 from .described import ModelTensor
 from .recipe import SHARDINGS
 
@@ -92,8 +91,6 @@ class PlacedTensors:
             return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self._uneven)
         name, dims = tensor.follows or (tensor.name, None)
         layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2).by_layout()
-        if isinstance(layout, Tiling) and not isinstance(layout, SharedTiling):
-            raise LayoutError(f"layouts[{shown(name)}] lists boxes, and states are cut as a layout says: give rules")
         if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):
             raise TypeError(f"layouts[{shown(name)}] must be a TensorLayout, got {shown(layout)}")
         if dims is not None and isinstance(layout, TensorLayout):
