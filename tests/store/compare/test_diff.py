@@ -65,3 +65,39 @@ def test_moments_of_optax_are_those_of_pytorch(tmp_path: Path) -> None:
     assert (count.name, count.what) == ("opt_state.0.count", "added")
     found = {(each.name, each.what) for each in sw.diff_checkpoints(ends[0], ends[2])}
     assert found == {("opt_state.0.nu.w", "values"), ("opt_state.0.count", "added")}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_count_of_optax_is_the_step_of_each_parameter(tmp_path: Path, turned: bool) -> None:
+    """Two parameters, one count: a step that differs is named, and so is a count of other parameters."""
+    arrays = {name: np.full(3, value, "f4") for value, name in enumerate(("w", "b"))}
+    optax = {"opt_state.0.count": np.int32(4), "opt_state.1.count": np.int32(4)}
+    torch = {}
+    for name, array in arrays.items():
+        optax |= {f"params.{name}": array, f"opt_state.0.mu.{name}": array, f"opt_state.0.nu.{name}": array}
+        torch |= {f"model.{name}": array, f"optim.state.{name}.step": np.float32(4)}
+        torch |= {f"optim.state.{name}.{kind}": array for kind in ("exp_avg", "exp_avg_sq")}
+    sw.save_checkpoint(tmp_path / "optax.safetensors", optax, sync=False)
+    found = {}
+    for case, last in (("same", np.float32(4)), ("more", np.float32(5)), ("whole", np.int64(4)), ("none", None)):
+        state = torch | {"optim.state.b.step": last}
+        state = {name: array for name, array in state.items() if array is not None}
+        sw.save_checkpoint(tmp_path / f"{case}.safetensors", state, sync=False)
+        ends = [tmp_path / "optax.safetensors", tmp_path / f"{case}.safetensors"]
+        differences = sw.diff_checkpoints(*(ends[::-1] if turned else ends))
+        # No optimizer of PyTorch counts for the schedule.
+        found[case] = [(one.name, one.what) for one in differences if one.name != "opt_state.1.count"]
+        assert len(found[case]) == len(differences) - 1
+    step = "optim.state.b.step" if turned else "opt_state.0.step.b"
+    lacking = ("opt_state.0.step.b", "missing" if turned else "added")
+    assert found == {"same": [], "more": [(step, "values")], "whole": [], "none": [lacking]}
+
+
+def test_a_count_that_floats_cannot_hold_is_another_than_the_float(tmp_path: Path) -> None:
+    w = np.zeros(1, "f4")
+    optax = {"params.w": w, "opt_state.0.mu.w": w, "opt_state.0.nu.w": w, "opt_state.0.count": np.int32(2**24 + 1)}
+    torch = {"model.w": w, "optim.state.w.exp_avg": w, "optim.state.w.exp_avg_sq": w}
+    sw.save_checkpoint(tmp_path / "a.safetensors", optax, sync=False)
+    sw.save_checkpoint(tmp_path / "b.safetensors", torch | {"optim.state.w.step": np.float32(2**24)}, sync=False)
+    (only,) = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert (only.name, only.what) == ("opt_state.0.step.w", "dtype")

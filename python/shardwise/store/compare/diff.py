@@ -19,7 +19,7 @@ from ...conversion.assembled import Assembled
 from ...errors import ParseError, ShardwiseWarning
 from ...pieces import Bounds, shared_box
 from ...rules.left_out import LeftOut, listed
-from ...rules.optax import kinds_in_pytorch
+from ...rules.optax import adam_counts, kinds_in_pytorch
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
 from ...rules.states import MASTER
@@ -33,6 +33,7 @@ from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
 from ..tensors.digests import DigestProgress, tensor_digests
 from ..tensors.stored import StoredTensor
+from ..tensors.stored_pieces import StoredPiece, whole_box
 from ..tensors.training import Total
 
 __all__ = ["Difference", "Differences", "diff_checkpoints"]
@@ -153,10 +154,10 @@ def diff_checkpoints(
         ParseError, OSError: as for `open_checkpoint`.
 
     Where both have a training state, a weight of the same parameter is the same weight, and a state of the same weight
-    and kind the same state, whatever the two formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch. Where
-    only one has master copies of weights, these are what is compared with the weights of the other. Tensors that both
-    have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged. Only those whose
-    digests differ are read again.
+    and kind the same state, whatever the two formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch, and its
+    one `count` is compared with the `step` of each parameter that it counts for. Where only one has master copies of
+    weights, these are what is compared with the weights of the other. Tensors that both have, with the same dtype and
+    shape, are digested where they are, so neither checkpoint is merged. Only those whose digests differ are read again.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -179,6 +180,7 @@ def diff_checkpoints(
         one, other = _without(stored, unwanted), _without(there, unwanted)
         one = rewritten_view(one, Naming(rewrites=rewrites), dropped) if rewrites else one
         (one, other), replaced = _unrounded((one, other))
+        one, other = _with_steps(one, other)
         other = _paired(one, other)
         left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
         left_out += (*asked, *also, *replaced)
@@ -255,6 +257,29 @@ def _masters(checkpoint: StoredCheckpoint) -> dict[str, str]:
         and state.weight is not None
         and checkpoint[state.weight].shape == checkpoint[name].shape
     }
+
+
+def _with_steps(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    """Return two checkpoints after replacing optax's one count by a step for each parameter, if the other has steps."""
+    counts = adam_counts(one)
+    if not counts:
+        if adam_counts(other):
+            other, one = _with_steps(other, one)
+        return one, other
+    states = other.training.names.states.items()
+    theirs = {state.parameter: other[name] for name, state in states if state.kind == "step"}
+    if adam_counts(other) or not theirs:
+        return one, other
+    tensors = {name: tensor for name, tensor in one.items() if name not in counts.values()}
+    for name, count in counts.items():
+        number, step = one.read(count), theirs.get(name.partition("step.")[2])
+        dtype = one[count].known_dtype if step is None else step.known_dtype
+        fill = number.astype(dtype.name)
+        if number.shape != () or fill != number:  # Floats have no such number of steps.
+            dtype, fill = one[count].known_dtype, number
+        piece = StoredPiece(whole_box(number.shape), one.path, fill=fill)
+        tensors[name] = StoredTensor(name, dtype, number.shape, (piece,))
+    return StoredCheckpoint(one.path, one.format, tensors, [], Besides(unreadable=one.unreadable)), other
 
 
 def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:

@@ -18,6 +18,7 @@ __all__ = [
     "BY_RULES",
     "ENGINE_FILE",
     "FSDP_FOLDER",
+    "ITEM_INDEX",
     "LEGACY",
     "MANIFEST",
     "MARK",
@@ -26,6 +27,7 @@ __all__ = [
     "PIECES",
     "RANKS",
     "RANK_FILE",
+    "RANK_ITEM",
     "REKEYED_FILE",
     "SHARDING_INFO",
     "WHOLE_FILE",
@@ -47,6 +49,8 @@ RANKS = "ranks.json"
 #: Patterns of the names of files for ranks: ours, and those of the engines' loaders.
 RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
 ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
+#: The index of torch_checkpointing's folders, and the name of a rank's file of an item.
+ITEM_INDEX, RANK_ITEM = "metadata.pkl", re.compile(r"(?P<item>.+)_(?P<rank>\d{1,6})\.(?P<kind>pt|json)", re.ASCII)
 #: Patterns of the names of optimizers' files next to a model, and names of models' files.
 OPTIMIZER_FILE = r"optim(?:izer)?(?:_(?P<number>\d{1,4}))?\.(?:pt|pth|bin)"
 MODEL_FILES = ("pytorch_model_fsdp.bin", "model.pt", "model.pth", "model.bin")

@@ -18,9 +18,11 @@ from ..data.parts import (
     BARE,
     ENGINE_FILE,
     FSDP_FOLDER,
+    ITEM_INDEX,
     MODEL_FILES,
     OPTIMIZER_FILE,
     RANK_FILE,
+    RANK_ITEM,
     REKEYED_FILE,
     WHOLE_FILE,
     bare_ranks,
@@ -103,6 +105,8 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Candidate], object]:
 
 #: The name of a file of PyTorch's `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
+#: The first bytes of the index of torch_checkpointing: a pickled dict whose first key is `metadata`.
+_ITEM_INDEX = re.compile(rb"\x80[\x04\x05](?:\x95.{8})?\}\x94?\(\x8c\x08metadata\x94?\}", re.DOTALL)
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 #: The name of a data file of a checkpoint of TensorFlow, or of a SavedModel.
 _TENSORFLOW = r".*\.data-\d+-of-\d+|saved_model\.pb"
@@ -172,6 +176,7 @@ FORMS: list[Form] = [
         refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
         "SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
+    Form("torch_checkpointing", lambda candidate: _has_items(candidate), "torch.items"),
     Form(
         "universal",
         lambda candidate: "latest_universal" in candidate.names or _is_universal(candidate),
@@ -321,6 +326,18 @@ def is_prefix(path: Location) -> bool:
     """Return whether a path is the common beginning of the file names of a TensorFlow checkpoint."""
     data = re.compile(re.escape(path.name) + r"\.data-\d+-of-\d+")
     return any(data.fullmatch(name) for name, _ in entries_of(path.parent))
+
+
+def _has_items(candidate: Candidate) -> bool:
+    """Return whether a folder is of torch_checkpointing: it has its index, or a rank's model among files of ranks."""
+    if ITEM_INDEX in candidate.names and _ITEM_INDEX.match(first_bytes(candidate.path / ITEM_INDEX, 64)):
+        return True
+    ranks = [match for name in candidate.names if (match := RANK_ITEM.fullmatch(name)) is not None]
+    return (
+        len(ranks) == len(candidate.names)
+        and any(match["item"] == "model" and match["kind"] == "pt" for match in ranks)
+        and any(match["rank"] == "0" for match in ranks)
+    )
 
 
 def _is_universal(candidate: Candidate) -> bool:

@@ -43,11 +43,11 @@ def open_checkpoint(
 
     Args:
         path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch, also
-            as safetensors; a folder of `model_world_size_W_rank_R.pt`, as trainers with FSDP write them; a `.pt` or
-            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one; a Megatron `torch_dist`
-            checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras' `.weights.h5`,
-            alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an `ObjectPath`, which takes
-            options.
+            as safetensors; a folder of `model_world_size_W_rank_R.pt`, as trainers with FSDP write them; a folder of
+            `torch_checkpointing`; a `.pt` or `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one;
+            a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened;
+            Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
+            `ObjectPath`, which takes options.
         part: Whether one file of a checkpoint in several may be opened alone. The tensors are then those of the file;
             a tensor that is cut has the shape of its part.
         padded: Whether each rank's tensors in `model_world_size_W_rank_R.pt` may be padded at the end to the first
@@ -86,7 +86,7 @@ def open_checkpoint(
         how["padded"] = True
     if parameter_names is not None:
         check_items("parameter_names", parameter_names, str)
-        of_files = form.module in ("torch.plain", _OF_RANKS)
+        of_files = form.module in ("torch.plain", "torch.items", _OF_RANKS)
         if not of_files and (form.module not in _OF_MODELS or not form.path.is_dir()):
             raise ParseError(
                 f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"

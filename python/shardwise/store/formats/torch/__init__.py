@@ -8,6 +8,7 @@
 | `training` | files next to a model: optimizers, schedulers, random states |
 | `dcp`, `dcp_safetensors` | distributed checkpoints |
 | `fsdp`, `fsdp_states` | the files of ranks of FSDP; their optimizers, and random states |
+| `items`, `item_index` | the folders of `torch_checkpointing`; their index |
 | `rank_parts`, `flat_units` | ranks' parts of tensors; flat parameters, divided into parameters |
 | `universal`, `deepspeed`, `deepspeed_files` | DeepSpeed's universal folders; its own folders, and their files |
 | `zero_partitions`, `model_parallel`, `flat_parts` | flat partitions; cuts among ranks; tensors of both |

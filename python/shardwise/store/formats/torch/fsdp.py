@@ -22,10 +22,10 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location, entries_of, first_bytes, opening
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
-from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored import UnsupportedError
 from .flat_units import FLAT, local_weights, wrapped_modules
 from .fsdp_states import Extras, States
-from .rank_parts import Gathered
+from .rank_parts import Gathered, tied_tensors
 from .tensors import Container, named_values, sums_of, value_object
 
 __all__ = ["open_form"]
@@ -98,7 +98,7 @@ def open_form(
             model = model._replace(gathered=weights, unreadable=model.unreadable | lost)
         states.name(model.gathered, model.wrapped, parameter_names)
         extras = Extras(path, opened(found.extras))
-        tensors = _tensors(path, model.gathered)
+        tensors = tied_tensors(path, model.gathered)
         objects = {**model.objects}
         for more in (states, extras):
             for name in (*more.tensors, *more.objects):
@@ -220,13 +220,3 @@ def _read_model(path: Location, containers: list[Container], padded: bool) -> _M
     return _ModelFiles(
         {key: held for key, held in gathered.items() if key not in unreadable}, objects, unreadable, wrapped
     )
-
-
-def _tensors(path: Location, gathered: dict[str, Gathered]) -> dict[str, StoredTensor]:
-    """Return the tensors; one that has the same storages as another on every rank is tied to it."""
-    owners: dict[Any, str] = {}
-    tensors = {}
-    for name, held in gathered.items():
-        owner = owners.setdefault(held.storages(), name) if held.shape and 0 not in held.shape else name
-        tensors[name] = held.tensor(path, alias_of=None if owner == name else owner)
-    return tensors

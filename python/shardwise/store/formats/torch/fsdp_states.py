@@ -22,9 +22,7 @@ from .rank_parts import FlatRange, Gathered, of_ranges
 from .state_dicts import number_tensor
 from .tensors import Container, items_within, value_object
 
-__all__ = ["Extras", "States"]
-
-_PREFIX = "optimizer."
+__all__ = ["Extras", "States", "is_same_value"]
 
 
 class _StateKey(NamedTuple):
@@ -44,8 +42,14 @@ class States:
         doubts: Warnings about states that keep their numbers.
     """
 
-    def __init__(self, path: Location, containers: Sequence[Container], world: int) -> None:
+    def __init__(self, path: Location, containers: Sequence[Container], world: int, prefix: str = "optimizer.") -> None:
         """Read the files.
+
+        Args:
+            path: The folder.
+            containers: The files, by rank.
+            world: The number of ranks.
+            prefix: The text before the names of the states and groups.
 
         Raises:
             ParseError: if one is not the state dict of an optimizer, or is of another run than the others.
@@ -56,8 +60,9 @@ class States:
         self.doubts: list[str] = []
         self._path = path
         self._world = world
+        self._prefix = prefix
         self._containers = containers
-        self._ranks = [_optimizer(container) for container in containers]
+        self._ranks = [_optimizer(container, prefix) for container in containers]
         self._gathered: dict[_StateKey, Gathered] = {}
         self._names: Sequence[str] | None = None
         self._numbers: dict[_StateKey, tuple[float, Container]] = {}
@@ -76,7 +81,7 @@ class States:
                 f"{self._containers[0].file.path.name}; they are not of one run"
             )
         for number, (own, its) in enumerate(zip(optimizer.groups, first.groups, strict=True)):
-            other = next((key for key in {**own, **its} if not _is_same(own.get(key), its.get(key))), None)
+            other = next((key for key in {**own, **its} if not is_same_value(own.get(key), its.get(key))), None)
             if other is not None:
                 raise ParseError(
                     f"{container.file.path}: param_groups[{number}][{shown(other)}] is {shown(own.get(other))}, but "
@@ -87,7 +92,7 @@ class States:
         for key, states in optimizer.state.items():
             for kind, value in states.items():
                 at = _StateKey(key, f"{kind}")
-                name = f"{_PREFIX}state.{key}.{kind}"
+                name = f"{self._prefix}state.{key}.{kind}"
                 if type(value) in (int, float):
                     given = self._numbers.setdefault(at, (value, container))[0]
                     if given != value:
@@ -219,7 +224,7 @@ class States:
         """Add the states and groups of parameters that are not flat."""
         for at, held in self._gathered.items():
             for name in names.get(at.key, [str(at.key)]):
-                held.name = f"{_PREFIX}state.{name}.{at.kind}"
+                held.name = f"{self._prefix}state.{name}.{at.kind}"
                 self.tensors[held.name] = held.tensor(self._path)
         self._add_rest(names)
 
@@ -233,12 +238,12 @@ class States:
         """
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):
-                full = f"{_PREFIX}state.{name}.{at.kind}"
+                full = f"{self._prefix}state.{name}.{at.kind}"
                 self.tensors[full] = number_tensor(full, count, counted_by)
         first, container = self._ranks[0], self._containers[0]
         for number, (group, params) in enumerate(zip(first.groups, first.params, strict=True)):
             for key, value in group.items():
-                name = f"{_PREFIX}param_groups.{number}.{key}"
+                name = f"{self._prefix}param_groups.{number}.{key}"
                 if key == "params":
                     value = [each for param in params for each in names.get(param, [param])]
                     if places is not None:
@@ -287,7 +292,7 @@ class States:
                 continue
             if not any(part.tensor.shape for part in held.parts):
                 for name in unit.names:
-                    one = Gathered(f"{_PREFIX}state.{name}.{at.kind}")
+                    one = Gathered(f"{self._prefix}state.{name}.{at.kind}")
                     one.plain, one.parts = held.plain, held.parts
                     self.tensors[one.name] = one.tensor(self._path)
                 continue
@@ -299,7 +304,7 @@ class States:
                 for name, begin, start, stop in parameter_ranges(unit, count, index, weights):
                     ranges[name].append(FlatRange(part.container, part.tensor, begin, start, stop))
             for name, found in ranges.items():
-                full = f"{_PREFIX}state.{name}.{at.kind}"
+                full = f"{self._prefix}state.{name}.{at.kind}"
                 made = of_ranges(full, weights[name].shape, held.parts[0].tensor.dtype, found)
                 self.tensors[full] = made.tensor(self._path)
         places = {name: place for place, name in enumerate(weights)}
@@ -340,7 +345,7 @@ class States:
             return
         for at, held in self._gathered.items():
             (name,) = names[at.key]
-            full = f"{_PREFIX}state.{name}.{at.kind}"
+            full = f"{self._prefix}state.{name}.{at.kind}"
             if at not in arrays:
                 held.name = full
                 self.tensors[full] = held.tensor(self._path)
@@ -352,23 +357,23 @@ class States:
         self._add_rest(names)
 
 
-def _optimizer(container: Container) -> OptimizerDict:
+def _optimizer(container: Container, prefix: str) -> OptimizerDict:
     def shape_of(value: Any) -> Shape | None:
         found = container.tensor(value, "")
         return None if found is None else found.shape
 
-    optimizer = as_optimizer(_PREFIX, container.root(), shape_of)
+    optimizer = as_optimizer(prefix, container.root(), shape_of)
     if optimizer is None:
         raise ParseError(f"{container.file.path}: is not the state dict of an optimizer of PyTorch")
     return optimizer
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same_value(one: Any, other: Any) -> bool:
     """Return whether two values are equal, as far as they are numbers and texts."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        return len(one) == len(other) and all(map(is_same_value, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_same_value(one[key], other[key]) for key in one)
     if isinstance(one, Record) and isinstance(other, Record):
         return one.name == other.name
     return type(one) is type(other) and bool(one == other or one != one)
@@ -404,7 +409,7 @@ class Extras:
                     gathered.setdefault(name, Gathered(name)).add(container, value, len(containers))
                     continue
                 first, where = said.setdefault(name, (value, container.file.path.name))
-                if not _is_same(first, value):
+                if not is_same_value(first, value):
                     raise ParseError(
                         f"{container.file.path}: {shown(name)} is {shown(value)}, but {shown(first)} in {where}; they "
                         "are not of one run"

@@ -116,6 +116,9 @@ def as_optimizer(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None
         made[key] = states
     for each in groups:
         group = dict_entries(each)
+        if group is not None and "params" not in group and "param_names" in group:
+            # torch_checkpointing has names in place of numbers.
+            group = {"params": group["param_names"], **{key: group[key] for key in group if key != "param_names"}}
         listed = None if group is None else group.get("params")
         if group is None or not isinstance(listed, (list, tuple)) or any(type(key) not in (int, str) for key in listed):
             return None

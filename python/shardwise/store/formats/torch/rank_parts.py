@@ -29,13 +29,13 @@ from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from .pickles import Record, dtype_of_global, state_of, torch_sizes
 from .tensors import Container, SavedTensor
 
-__all__ = ["FlatRange", "Gathered", "RankPart", "of_ranges"]
+__all__ = ["FlatRange", "Gathered", "RankPart", "Sharding", "axes_order", "of_ranges", "tied_tensors"]
 
 #: The number of first bytes of each rank's part that are compared to find tied tensors.
 _COMPARED = 1 << 20
 
 
-class _Sharding(NamedTuple):
+class Sharding(NamedTuple):
     """The place of a DTensor on its mesh, the same on all ranks.
 
     Attributes:
@@ -116,7 +116,7 @@ class Gathered:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sharding: _Sharding | _Shards | None = None
+        self.sharding: Sharding | _Shards | None = None
         self.plain: SavedTensor | None = None
         self.parts: list[RankPart] = []
         self.places: list[tuple[int, int] | None] = []
@@ -131,7 +131,7 @@ class Gathered:
     @property
     def mesh(self) -> tuple[int, ...] | None:
         """The shape of the mesh of a DTensor."""
-        return self.sharding.mesh if isinstance(self.sharding, _Sharding) else None
+        return self.sharding.mesh if isinstance(self.sharding, Sharding) else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,9 +163,9 @@ class Gathered:
             plain = container.tensor(value, name)
             if plain is None:
                 return False
-            self._add_plain(container, plain, is_cut)
+            self.add_plain(container, plain, is_cut)
         else:
-            sharding: _Sharding | _Shards
+            sharding: Sharding | _Shards
             if kind == "DTensor":
                 sharding, parts, place = _read_dtensor(state, container, name, world, padded)
                 self.places.append(place)
@@ -185,7 +185,8 @@ class Gathered:
         if lacking is not None and self.sharding is not None:
             raise ParseError(f"{lacking.file.path}: has no part of {shown(self.name)}, which {self.first} has")
 
-    def _add_plain(self, container: Container, plain: SavedTensor, is_cut: bool) -> None:
+    def add_plain(self, container: Container, plain: SavedTensor, is_cut: bool = False) -> None:
+        """Add a rank's tensor that is not cut; see `add`."""
         held = self.plain
         is_other = held is not None and (held.shape, held.dtype) != (plain.shape, plain.dtype)
         if self.sharding is not None or (is_other and not (is_cut and len(plain.shape) == 1)):
@@ -196,6 +197,33 @@ class Gathered:
         self.plain = plain
         whole = tuple((0, size) for size in plain.shape)
         self.parts.append(RankPart(container, plain, (0,) * len(plain.shape), whole))
+
+    def add_array(self, container: Container, array: SavedTensor, sharding: Sharding, at: int | None) -> None:
+        """Add a rank's array of a tensor that is cut in this way.
+
+        Args:
+            container: The rank's file.
+            array: The rank's array.
+            sharding: The way in which the tensor is cut.
+            at: The rank's position on the mesh; `None` if it is not on it.
+        """
+        where = container.file.path
+        if array.dtype != sharding.dtype:
+            raise ParseError(
+                f"{where}: tensor {shown(self.name)} is {array.dtype.name}, but {sharding.dtype.name} by the index"
+            )
+        if at is not None and all(kind == "Replicate" for kind, _, _ in sharding.placements):
+            if array.shape != sharding.shape:
+                raise ParseError(
+                    f"{where}: tensor {shown(self.name)} is of shape {array.shape}, but {sharding.shape} by the index"
+                )
+            self.add_plain(container, array)
+        elif at is not None:
+            self.sharding = sharding
+            coordinate = tuple(map(int, np.unravel_index(at, sharding.mesh)))
+            self.parts.extend(_parts(sharding, coordinate, container, array, self.name, False))
+        self.first = self.first or where.name
+        self._added.add(id(container))
 
     def is_same(self, other: Gathered) -> bool:
         """Return whether two tensors that are cut alike begin with the same bytes on all ranks."""
@@ -298,7 +326,7 @@ def _shard_box(value: Any, rank: int) -> Bounds | None:
 
 def _read_dtensor(
     state: dict[str, Any], container: Container, name: str, world: int, padded: bool
-) -> tuple[_Sharding, list[RankPart], tuple[int, int] | None]:
+) -> tuple[Sharding, list[RankPart], tuple[int, int] | None]:
     """Return the sharding of a DTensor, the boxes that the rank has, and the number of its shard and of all shards."""
     where = container.file.path
 
@@ -330,11 +358,11 @@ def _read_dtensor(
                 "Replicate, have no boxes; redistribute it before it is saved"
             )
     known = tuple(placement for placement in read if placement is not None)
-    order = _order(spec.get("shard_order"), known, len(shape))
+    order = axes_order(spec.get("shard_order"), known, len(shape))
     if order is None:
         raise wrong("a shard_order that does not fit its placements")
     coordinate = mesh.get("_coordinate_on_dim")
-    sharding = _Sharding(shape, dtype, sizes, known, order)
+    sharding = Sharding(shape, dtype, sizes, known, order)
     if coordinate is None:
         return sharding, [], None
     at = torch_sizes(coordinate)
@@ -398,7 +426,9 @@ def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None
     return kind, dim % rank, factor if kind == "_StridedShard" else 1
 
 
-def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) -> tuple[tuple[int, ...], ...] | None:
+def axes_order(
+    value: Any, placements: tuple[tuple[str, int, int], ...], rank: int
+) -> tuple[tuple[int, ...], ...] | None:
     """Return, for each dim of the tensor, the mesh dims that cut it: in the mesh's order, unless another is stated."""
     order = [
         [axis for axis, (kind, dim, _) in enumerate(placements) if kind != "Replicate" and dim == at]
@@ -429,7 +459,7 @@ def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, 
 
 
 def _parts(
-    sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
+    sharding: Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
 ) -> list[RankPart]:
     """Return the boxes that make up a rank's tensor, each with its start in that tensor."""
     ranges, longest = [], []
@@ -491,3 +521,13 @@ def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[Flat
         box = tuple((low, high) for low, high in sides)
         held.parts.append(_piece_of(one.container, one.array, one.at + begin, shape, box))
     return held
+
+
+def tied_tensors(path: Location, gathered: dict[str, Gathered]) -> dict[str, StoredTensor]:
+    """Return the tensors; one that has the same storages as another on every rank is tied to it."""
+    owners: dict[Any, str] = {}
+    tensors = {}
+    for name, held in gathered.items():
+        owner = owners.setdefault(held.storages(), name) if held.shape and 0 not in held.shape else name
+        tensors[name] = held.tensor(path, alias_of=None if owner == name else owner)
+    return tensors

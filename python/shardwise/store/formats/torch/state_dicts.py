@@ -22,7 +22,7 @@ from .optimizers import NAMED, NamedShape, OptimizerDict, as_optimizer, dict_ent
 from .pickles import Record
 from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object
 
-__all__ = ["FLOATS", "ModelParameters", "StateDicts", "number_tensor", "sharded_kind"]
+__all__ = ["FLOATS", "ModelParameters", "StateDicts", "is_plain", "number_tensor", "sharded_kind"]
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
@@ -101,7 +101,7 @@ class StateDicts:
         shape_of = partial(_shape_of, container)
 
         def keep(value: Any) -> bool:
-            return as_optimizer("", value, shape_of) is not None or _is_plain(value)
+            return as_optimizer("", value, shape_of) is not None or is_plain(value)
 
         for name, path, value in located_values(root, file.path, container.pickle_bytes, keep):
             full = _joined((*map(str, within), name) if name else tuple(map(str, within)))
@@ -215,7 +215,7 @@ class StateDicts:
 
     def _add_all(self, container: Container, name: str, path: KeyPath, value: Any) -> None:
         """Add the values that a value contains, each under its own name."""
-        for more, inner, leaf in located_values(value, container.file.path, container.pickle_bytes, _is_plain):
+        for more, inner, leaf in located_values(value, container.file.path, container.pickle_bytes, is_plain):
             self._add(container, f"{name}.{more}" if more else name, (*path, *inner), leaf)
 
     def _new(self, name: str, container: Container) -> None:
@@ -281,7 +281,7 @@ def _shape_of(container: Container, value: Any) -> tuple[int, ...] | None:
     return None if found is None else found.shape
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return whether a list or tuple has only numbers, texts and lists of them, and so is kept as one value."""
     if not isinstance(value, (list, tuple)):
         return False
