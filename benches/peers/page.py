@@ -95,7 +95,6 @@ BRIEF = (
     ("mooncake", "plan of Llama-3-8B's 291 tensors", "mooncake"),
     ("propagate", "a step of Llama, 2,368 ops: layouts and moves, `shardy`", "XLA"),
     ("jax_boxes", "boxes of 4,096 devices, one array", "JAX"),
-    ("torch", "shapes and offsets of 4,096 ranks: (8192, 8192), Shard(0), Shard(1)", "PyTorch"),
     ("layout_map", "50 rules, 10,000 new paths", "Keras"),
 )
 

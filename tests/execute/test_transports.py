@@ -401,7 +401,7 @@ class TestAddresses:
     @pytest.mark.parametrize("address", [-1, -(2**63), 2**64 - 95, 2**64, 2**100])
     def test_what_is_none(self, address: int) -> None:
         a, _ = self.plan()
-        with pytest.raises(LayoutError, match=r"src\['w'\] is 96 bytes at .*, which are no addresses of 64 bits"):
+        with pytest.raises(LayoutError, match=r"src\['w'\] is 96 bytes at .*, which is beyond addresses of 64 bits"):
             of_addresses(a, address, 0)
         told: Any = json.loads(json.dumps(of_addresses(a, 0, 96).to_dict()))
         told["src"]["w"][0] = address

@@ -179,8 +179,8 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         description=(
             "Say for each size of tensor and expert parallelism whether a model fits, also a quantized one: fits, fits "
             "with shared tiles, fits with padding, or does not, because of which tensor and which blocks; and what "
-            "engines refuse beside. Only headers are read; of known families config.json alone will do. Tensors whose "
-            "names are not known make a size unknown, and the exit status 4: rules say how they are cut."
+            "engines refuse. Only headers are read; for known families config.json is enough. Tensors whose names are "
+            "not known make a size unknown, and the exit status 4: rules say how they are cut."
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")

@@ -59,8 +59,8 @@ def add_drop(command: Parser, what: str) -> None:
     command.add_argument(
         "--drop",
         metavar="REGEX",
-        help=f"{what} the tensors and values whose names before all rules it matches; what rules drop is warned of, "
-        "unless it is left out so",
+        help=f"{what} the tensors and values whose names it matches, as they are before any rule; what rules drop is "
+        "warned of, unless it is left out so",
     )
 
 
@@ -80,7 +80,7 @@ def add_padded(command: Parser) -> None:
     command.add_argument(
         "--padded",
         action="store_true",
-        help="of files of ranks of FSDP, read the beginning of tensors that are as long on each rank as on the first",
+        help="FSDP's files of ranks pad tensors to one length on all ranks: read only the beginning of each",
     )
 
 

@@ -271,7 +271,9 @@ def _groups(
                     f"{fused.slots} has {missing_numbers[0]} on {shown(device)}, but the tensors there lack it"
                 )
             if more := sorted(by_number.keys() - {*order}):
-                raise LayoutError(f"{fused.slots} has no {more[0]} on {shown(device)}, but a tensor there is of it")
+                raise LayoutError(
+                    f"{fused.slots} has no {more[0]} on {shown(device)}, but there is a tensor with that number"
+                )
         rows = [tuple(by_number[number][part] for part in range(len(patterns))) for number in order]
         yield target.filled(values), [*rows, after] if after else rows, fused.stack is not None
 

@@ -409,8 +409,8 @@ def _megatron(
         return _made(_, file, found, "megatron")
     if ep > 1 and _.form != "report":
         raise LayoutError(
-            f"ep is {ep}, and Megatron-Core numbers the experts of each rank from 0, which files for ranks by one name "
-            "for each tensor do not; --to megatron has a checkpoint that all its ranks load"
+            f"ep is {ep}: Megatron-Core numbers the experts of each rank from 0, but files for ranks give each tensor "
+            "one name; --to megatron writes a checkpoint that all its ranks load"
         )
     file = _.file("megatron")
     embeds = [stages.first, stages.last] if _.is_tied else [stages.first]

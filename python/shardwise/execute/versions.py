@@ -76,7 +76,7 @@ class MemoryManifest:
         listed = [Block(f"blocks[{number}]", at, at + size, on) for number, (at, size, on) in enumerate(self.blocks)]
         for name, start, stop, _ in (*sides[0], *sides[1], *listed):
             if not 0 <= start <= stop <= _END or stop - start >= _END // 2:
-                raise LayoutError(f"{name} is {stop - start} bytes at {start}, which are no addresses of 64 bits")
+                raise LayoutError(f"{name} is {stop - start} bytes at {start}, which is beyond addresses of 64 bits")
         check_apart(sides[1], sides[0])
 
     @classmethod

@@ -125,7 +125,7 @@ class LogicalTensor(NamedTuple):
         inner: list[Any] = []
         for dim, (each, count) in enumerate(zip(found.along, found.shape, strict=True)):
             if each.of is None and count > 1:
-                raise LayoutError(f"dim {dim} of {shown(component)} is not one of {shown(self.name)}: it is a whole")
+                raise LayoutError(f"dim {dim} of {shown(component)} follows no dim of {shown(self.name)}")
             of = flat if each.of == -1 else np.zeros_like(flat) if each.of is None else at[each.of]
             inner.append(of // each.block * each.words)
         answer: npt.NDArray[np.int64] = np.zeros_like(flat)

@@ -64,7 +64,7 @@ def _axes_of(number: int, spec: Any) -> Any:
     if isinstance(spec, (TensorLayout, LayoutRule)):
         return spec
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        raise LayoutError(f"rules[{number}] has unreduced or reduced axes, which no parameter has")
+        raise LayoutError(f"rules[{number}] has unreduced or reduced axes, but parameters have none")
     entries = getattr(spec, "partitions", spec)
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise TypeError(f"rules[{number}] must have a spec of axes for each dim, got {shown(spec)}")
