@@ -10,6 +10,7 @@ import pytest
 
 from shardwise.cli import main
 from shardwise.cli.arguments import make_parser, parse_arguments
+from shardwise.cli.parser import DOCS as ADDRESS
 from shardwise.cli.parser import EXAMPLES, GROUPS, PAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -86,7 +87,7 @@ def test_help_shows_options_in_groups_with_examples_and_the_page() -> None:
     said = reshard.format_help()
     groups = [f"{title}:" for title, names in GROUPS.items() if names & {action.dest for action in reshard._actions}]
     assert len(groups) > 3
-    titles = ["arguments:", *groups, "other options:", "examples:", "see also: docs/"]
+    titles = ["arguments:", *groups, "other options:", "examples:", f"see also: {ADDRESS}guides/reshard.md"]
     places = [said.index(f"\n{title}") for title in titles]
     assert places == sorted(places)
     assert all(f"\n  {option}" in said for option in ("--mesh", "--to", "--memory", "--json", "--strict"))

@@ -67,7 +67,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "rules": ("rules", "rules vllm/llama"),
     "completion": ("completion bash", "completion zsh"),
 }
-#: The page about each command, below docs/.
+DOCS = "https://github.com/shardwise/shardwise/blob/main/docs/"
+#: The page about each command, below `DOCS`.
 PAGES: dict[str, str] = {
     "report": "guides/report.md",
     "show": "pictures.md",
@@ -113,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         if command not in EXAMPLES:
             return text
         examples = "".join(f"  shardwise {line}\n" for line in EXAMPLES[command])
-        return f"{text}\nexamples:\n{examples}\nsee also: docs/{PAGES[command]}\n"
+        return f"{text}\nexamples:\n{examples}\nsee also: {DOCS}{PAGES[command]}\n"
 
     def _sections(self) -> Iterator[tuple[str, list[argparse.Action]]]:
         """Return the arguments in groups: positional ones, then options by purpose."""

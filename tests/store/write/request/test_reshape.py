@@ -220,5 +220,7 @@ def test_two_arguments_that_say_the_same_are_refused(llama: Path, tmp_path: Path
     refused("rewrites and rules are both given", rules="hf/llama", rewrites=rewrites)
     refused("rewrites and source_rules are both given", source_rules="hf/llama", rewrites=rewrites)
     refused("mesh is missing, and hf/llama has no mesh of its own; the file's axis is called tp", rules="hf/llama")
+    with pytest.raises(TypeError, match=r"^mesh must be a DeviceMesh or None, got dict"):
+        sw.reshard_checkpoint(llama, tmp_path / "out", rules="hf/llama", mesh={"tp": 2})  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         sw.reshard_checkpoint(tmp_path / "none", tmp_path / "out", rules="hf/llama", mesh=mesh)

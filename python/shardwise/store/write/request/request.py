@@ -126,6 +126,7 @@ class CutsAndRewrites:
             LayoutError: if two arguments contradict each other, or one is missing.
             TypeError: if an argument is of the wrong type.
         """
+        optional("mesh", self.mesh, DeviceMesh)
         if self.rules is None and self.source_rules is None:
             return placing_over(self.layouts, self.mesh, to), self.rewrites
         if self.rewrites is not None:
