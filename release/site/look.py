@@ -59,9 +59,12 @@ _BEYOND = "document.scrollingElement.scrollWidth - document.scrollingElement.cli
 #: What people look for, and a page that must be among the answers.
 _SEARCHED = {
     "plan_reshard": "plans.html",
-    "GQA": "llama.html",
+    "grouped-query attention": "guides/reshard.html",
     "FSDP": "checkpoints.html",
-    "tensor parallel": "llama.html",
+    "all-gather": "einsum.html",
+    "digest": "digests.html",
+    "data loader": "guides/load-a-rank.html",
+    "benchmarks": "benchmarks-in-brief.html",
     "consolidation": "coming-from.html",
     "reshard": "guides/reshard.html",
     "merge shards": "guides/reshard.html",
