@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from ._arguments import path_of
+from ._fork import importing
 from .errors import ParseError
 
 if sys.platform != "win32":
@@ -141,6 +140,9 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _prefix(target: Path) -> str:
+    with importing:
+        import hashlib
+
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
     return _TEMPORARY.format(digest=digest, token="\0").partition("\0")[0]
 
@@ -148,6 +150,9 @@ def _prefix(target: Path) -> str:
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
     """Return a new file next to the target, locked while it is open: the lock shows that its writer is alive."""
+    with importing:
+        import secrets
+
     while True:
         temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
         try:

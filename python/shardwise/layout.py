@@ -160,7 +160,11 @@ class TensorLayout(Drawn):
         >>> layout.with_mesh(DeviceMesh((2,), ("data",))).num_shards, layout.device_mesh
         ((2,), None)
         """
-        bound = self if self._mesh is not None else TensorLayout(self._axes, unreduced=self._unreduced)
+        bound = self
+        if self._mesh is None:  # Another with the same axes, which were checked when this one was made.
+            bound = TensorLayout.__new__(TensorLayout)
+            bound._axes, bound._packed, bound._unreduced = self._axes, self._packed, self._unreduced
+            bound._mesh = bound._core = None
         bound.device_mesh = mesh
         return bound
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,3 +246,22 @@ def test_what_is_advised_gets_through(
     assert words in capsys.readouterr().err
     for each in followed:
         assert main(["state", model, *each.split()]) == 0, capsys.readouterr().err
+
+
+def test_a_configuration_is_counted_without_the_modules_for_checkpoints_and_colours(tmp_path: Path) -> None:
+    """They would take as long to import as all the rest."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 100}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    program = """
+import sys
+from shardwise.cli import main
+
+assert main(["state", sys.argv[1], "--tp", "2", "--optimizer", "adamw"]) == 0
+names = "rich", "shardwise.store", "shardwise.conversion", "shardwise.show.svg", "shardwise.deploy.recording"
+print([name for name in names if name in sys.modules])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    command = [sys.executable, "-c", program, str(tmp_path / "config.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"

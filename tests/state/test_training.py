@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2
@@ -534,3 +536,52 @@ def test_what_is_advised_gets_through(case: str) -> None:
     assert words in str(caught.value)
     for each in followed:
         each()
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> tuple[Deployment, dict[str, tuple[tuple[int, ...], str]], dict[str, str]]:
+    """A deployment with stages and experts over two meshes, tensors for it, and those that are tied."""
+    pp, ep, tp = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    layers, each = draw(st.integers(pp, 12)), draw(st.integers(1, 3))
+    dense = sw.DeviceMesh((pp, ep, tp), ("pp", "dp", "tp"))
+    expert = sw.DeviceMesh((pp, ep, tp), ("pp", "ep", "edp"))
+    rules: dict[str, DeploymentRule] = {
+        r"^h\.{i}\.w[12]$": DeploymentRule(("tp", None), "dense", {"pp": "stage[i]"}, uneven="ceil"),
+        r"^h\.{i}\.norm$": DeploymentRule((None,), "dense", {"pp": "stage[i]"}),
+        r"^h\.{i}\.experts\.{e}\.up$": DeploymentRule((None, None), "expert", {"pp": "stage[i]", "ep": f"e // {each}"}),
+        r"^words$": DeploymentRule(("tp", None), "dense", {"pp": 0}, uneven="ceil"),
+        r"^out$": DeploymentRule(("tp", None), "dense", {"pp": pp - 1}, uneven="ceil"),
+    }
+    stage = sorted(draw(st.lists(st.integers(0, pp - 1), min_size=layers, max_size=layers)))
+    made = Deployment(
+        pp * ep * tp, {"dense": dense, "expert": expert}, rules, numbers={"stage": stage}, replicated=["dp", "edp"]
+    )
+    rows = st.integers(1, 7)
+    words = (draw(rows), 3), "bfloat16"
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {"words": words}
+    for i in range(layers):
+        tensors |= {f"h.{i}.w{at}": ((draw(rows), 3), "float32") for at in (1, 2)}
+        tensors[f"h.{i}.norm"] = (3,), draw(st.sampled_from(["float32", "bfloat16"]))
+        tensors |= {f"h.{i}.experts.{e}.up": ((4, 2), "bfloat16") for e in range(each * ep)}
+    return made, tensors | {"out": words}, draw(st.sampled_from([{}, {"out": "words"}]))
+
+
+#: Ways to shard, each with an optimizer that it takes, and the dtype of weights that it needs.
+WAYS = [("ddp", "adamw", None), ("ddp", "muon", None), ("fsdp2", "lion", None), ("zero1", "adamw", "bfloat16")]
+
+
+@given(deployments(), st.sampled_from([*WAYS, ("zero3", "adamw", "bfloat16")]))
+def test_tensors_that_are_looked_up_together_are_counted_as_one_by_one(
+    drawn: tuple[Deployment, dict[str, tuple[tuple[int, ...], str]], dict[str, str]], way: tuple[str, str, str | None]
+) -> None:
+    (deployment, tensors, tied), (sharding, optimizer, weights) = drawn, way
+    counted = partial(training_state, tensors, deployment, optimizer, sharding, weights=weights, tied=tied)
+    together = counted()
+    # An expression that is in no name, for which each name is looked up alone.
+    alone = counted(frozen="(?!)")
+    assert together.to_dict() == alone.to_dict()
+    for device in deployment.world.labels():
+        assert together.of(device) == alone.of(device)
+    ranks = [len(shape) for shape, _ in tensors.values()]
+    each = [deployment.placed(name, rank) for name, rank in zip(tensors, ranks, strict=True)]
+    assert list(deployment._all_placed(list(tensors), ranks)) == each

@@ -7,33 +7,28 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._dtypes import CODES, DTYPES, find_dtype
 from .._garbage import uncollected
 from .._text import bytes_text, shown
 from ..deploy import Deployment
-from ..deploy.read import no_mesh
 from ..errors import ParseError
 from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
 from ..quantized.forms import find_kinds
-from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config, reading_for
-from ..rules.rewrites import Rewrites
 from ..rules.wrapped import language_config
 from ..show.lines import StyledText
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..state import NOT_COUNTED, OPTIMIZERS, Lora, TrainingState, key_value_caches, training_state
-from ..state.page import page_of
-from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
-from ..store.tensors.quantized import components_in
-from .layouts import read_layouts
-from .notation import parse_memory, parse_mesh
 from .terminal import Screen
+
+if TYPE_CHECKING:
+    from ..rules.layout_map import LayoutMap
 
 __all__ = ["run_state"]
 
@@ -67,8 +62,11 @@ class _Findings(NamedTuple):
 
 def run_state(screen: Screen, options: argparse.Namespace) -> int:
     """Print what each rank needs, and give the exit status: 1 if it does not fit `--memory`, 4 if it is not known."""
-    asked = _asked(options)
-    memory = None if options.memory is None else parse_memory(options.memory)
+    asked, memory = _asked(options), None
+    if options.memory is not None:
+        from .notation import parse_memory
+
+        memory = parse_memory(options.memory)
     with uncollected():
         model = _model(options)
         if options.rules is None:
@@ -109,6 +107,14 @@ def _by_rules(
 ) -> int:
     if (options.tp, options.pp, options.dp, options.ep, options.etp) != (1,) * 5 or options.layers is not None:
         raise ParseError("--tp, --pp, --dp, --ep, --etp and --layers are for names; with --rules give --mesh")
+    from ..deploy.read import no_mesh
+    from ..rules.layout_map import LayoutMap
+    from ..rules.rewrites import Rewrites
+    from ..store.rewritten.model_tensors import rewritten_outline
+    from ..store.tensors.quantized import components_in
+    from .layouts import read_layouts
+    from .notation import parse_mesh
+
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     given = options.config or config_beside(options.model)
     with reading_for(options.model):
@@ -169,12 +175,14 @@ def _state(
 
 def _model(options: argparse.Namespace) -> _ModelOutline:
     path = Path(options.model)
-    is_list = is_described(path) and path.name != "config.json"
-    if is_list:
-        listed = described_tensors(path)
-        config = {} if options.config is None else read_config(options.config)
-        tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
-        return _ModelOutline(tensors, config or _described_config(path), lambda name: None)
+    if path.name != "config.json":
+        from ..store.rewritten.model_tensors import described_tensors, is_described
+
+        if is_described(path):
+            listed = described_tensors(path)
+            config = {} if options.config is None else read_config(options.config)
+            tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
+            return _ModelOutline(tensors, config or _described_config(path), lambda name: None)
     with opened_model(options.model, options.config) as (outline, given, read):
         kept = {name: read(name) for name in outline if name.endswith(("g_idx", "weight_shape"))}
         return _ModelOutline(outline, given, kept.get)
@@ -288,6 +296,8 @@ def _answer(screen: Screen, options: argparse.Namespace, findings: _Findings) ->
     state, memory, ways, rests_on, notes = findings
     does_fit = memory is None or state.fits(memory)
     if options.html is not None:
+        from ..state.page import page_of
+
         options.html.write_text(page_of(state, f"{Path(options.model).name}: training state"), encoding="utf-8")
     if options.json:
         found: dict[str, Any] = {"model": options.model, "known": True, **state.to_dict()}

@@ -4,7 +4,7 @@ The text is the same with rich and without; only the colours, and what rich know
 FORCE_COLOR, how many colours there are), come from it.
 """
 
-import shutil
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
@@ -20,6 +20,9 @@ __all__ = ["Screen", "as_options", "say"]
 # `lines.printable`.
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓▒", "+++++++++-|.<v>x-#=%")
 
+
+#: The variables by which rich writes colours where there is no terminal.
+_COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
 #: Arguments as messages of the library call them, and the options of the command for them.
 _OPTIONS = {
@@ -78,7 +81,7 @@ class Screen:
         if found is None:  # Python has none if the program was started without, as by `>&-`.
             raise OSError("there is no standard output to write to")
         self._stream = found
-        self.size = shutil.get_terminal_size() if self._stream.isatty() else None
+        self.size = _terminal_size() if self._stream.isatty() else None
         self._console = _rich_console(self._stream)
 
     def write(self, *parts: StyledText | str) -> None:
@@ -107,7 +110,15 @@ class Screen:
         return text
 
 
+def _terminal_size() -> os.terminal_size:
+    import shutil  # Late: it imports all compressions.
+
+    return shutil.get_terminal_size()
+
+
 def _rich_console(stream: TextIO) -> "Console | None":
+    if not stream.isatty() and not any(os.environ.get(name) for name in _COLOURS):
+        return None  # Rich would write no colour, and takes a while to import.
     try:
         from rich.console import Console
     except ImportError:

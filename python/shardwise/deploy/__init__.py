@@ -16,18 +16,23 @@
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
 
-from . import megatron
-from .deployment import Deployment
-from .engines import sglang, vllm
-from .experts import ExpertMap, balanced_experts, least_moves
-from .fsdp import fsdp2
-from .manifest import Manifest, ManifestTensor
-from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
-from .positions import Found, FoundShards, Positions, positions_of
-from .presets import Preset, preset
-from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
-from .rule import DeploymentRule
-from .stages import Chunk, Stages
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from . import megatron as megatron
+    from .deployment import Deployment
+    from .engines import sglang, vllm
+    from .experts import ExpertMap, balanced_experts, least_moves
+    from .fsdp import fsdp2
+    from .manifest import Manifest, ManifestTensor
+    from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
+    from .positions import Found, FoundShards, Positions, positions_of
+    from .presets import Preset, preset
+    from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
+    from .rule import DeploymentRule
+    from .stages import Chunk, Stages
 
 __all__ = [
     "Chunk",
@@ -58,3 +63,21 @@ __all__ = [
     "sglang",
     "vllm",
 ]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "deployment": ("Deployment",),
+        "engines": ("sglang", "vllm"),
+        "experts": ("ExpertMap", "balanced_experts", "least_moves"),
+        "fsdp": ("fsdp2",),
+        "manifest": ("Manifest", "ManifestTensor"),
+        "parameters": ("FusedParameter", "LocalParameter", "ParameterPiece", "Repeat"),
+        "positions": ("Found", "FoundShards", "Positions", "positions_of"),
+        "presets": ("Preset", "preset"),
+        "recording": ("RecordedParameter", "RecordedPiece", "Recording", "join_manifests"),
+        "rule": ("DeploymentRule",),
+        "stages": ("Chunk", "Stages"),
+    },
+    modules=("megatron",),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,9 +18,7 @@ from ..rules.book import RuleBook, warned_of_models
 from ..rules.layout_rule import LayoutRule, checked_uneven
 from ..rules.search import MatchMode, checked_match
 from .lookup import RuleLookup
-from .manifest import Manifest, manifest_of
 from .numbers import Number, checked_numbers
-from .parameters import FusedParameter, HeldPart, LocalParameter, local_parameters, shapes_of
 from .rule import At, DeploymentRule, checked_at, default_rule, deployment_rule
 from .world import WORLD, holds, mesh_in_world, named_meshes, world_of
 
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from ..rules.report_maker import ReportedRules
     from ..show.picture import Picture
     from ..state.result import TrainingState
+    from .manifest import Manifest
+    from .parameters import FusedParameter, LocalParameter
 
 __all__ = ["Deployment"]
 
@@ -115,7 +115,11 @@ class Deployment(RuleBook, Drawn):
         if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Sequence):
             raise TypeError(f"parameters must be a sequence of FusedParameters, got {shown(parameters)}")
         self._parameters = tuple(parameters)
-        check_items("parameters", self._parameters, FusedParameter)
+        if self._parameters:
+            with importing:
+                from .parameters import FusedParameter
+
+            check_items("parameters", self._parameters, FusedParameter)
         self._replicated = checked_axes("replicated", replicated)
         self._at = checked_at(at)
         self._models: tuple[str, ...] = ()
@@ -206,6 +210,11 @@ class Deployment(RuleBook, Drawn):
             rank, rule = integer("rank", rank), found.ready.rule
             placed = found.placed[rank] = Placed(self._lookup.layout(found, path, rank), rule.uneven, rule.shared)
         return placed
+
+    def _all_placed(self, paths: Sequence[str], ranks: Sequence[int]) -> Iterator[Placed]:
+        """Yield what `placed` gives for each of many tensors."""
+        for at, found in enumerate(self._lookup.places(paths, ranks)):
+            yield self.placed(paths[at], ranks[at]) if found is None else found
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank, over the devices that hold it.
@@ -359,6 +368,9 @@ class Deployment(RuleBook, Drawn):
         >>> stages.held_by("cpu:1", {"h.0": (4,), "h.1": (4,)})["h.1"].holder_shape("cpu:1")
         (4,)
         """
+        with importing:
+            from .parameters import shapes_of
+
         self._world.index_of_label(device)
         found = {}
         for name, shape in shapes_of(tensors).items():
@@ -384,6 +396,7 @@ class Deployment(RuleBook, Drawn):
         A tensor that is in none of `parameters` is a parameter of its own.
 
         >>> from shardwise import DeviceMesh
+        >>> from shardwise.deploy.parameters import FusedParameter
         >>> fused = FusedParameter("qkv", ("q", "k", "v"))
         >>> engine = Deployment(2, DeviceMesh((2,), ("tp",)), {"q|k|v": ("tp", None)}, parameters=[fused])
         >>> (qkv,) = engine.parameters_of("cpu:1", {"q": (4, 2), "k": (2, 2), "v": (2, 2)})
@@ -392,6 +405,9 @@ class Deployment(RuleBook, Drawn):
         >>> qkv.pieces[1]
         ParameterPiece(tensor='k', box=(slice(1, 2, None), slice(0, 2, None)), start=(2, 0))
         """
+        with importing:
+            from .parameters import HeldPart, local_parameters, shapes_of
+
         self._world.index_of_label(device)
         held = {}
         for name, shape in shapes_of(tensors).items():
@@ -447,6 +463,9 @@ class Deployment(RuleBook, Drawn):
         Raises:
             LayoutError: as `partition`, for any of the tensors; if a dtype is not known.
         """
+        with importing:
+            from .manifest import manifest_of
+
         return manifest_of(self, tensors, uneven, digests)
 
     def _picture(self) -> Picture:

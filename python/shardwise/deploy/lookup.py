@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .._fork import importing
-from .._text import digits_alike, shown
+from .._text import DIGITS, digits_alike, shown
+from .._types import Numbers
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..placing import Placed
+from ..placing import NOT_PLACED, Placed
 from ..rules.layout_rule import LayoutRule
 from ..rules.pattern import FieldSearch
 from ..rules.search import REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
@@ -48,6 +49,8 @@ class ReadyRule(NamedTuple):
     fields: tuple[FieldSearch | None, ...]
     #: True if these fields are in the same places of all names that differ in digits only and that the rule matches.
     is_blind: bool
+    #: The places that were found, by the coordinates.
+    places: dict[tuple[tuple[int, ...], ...], TensorPlace]
 
 
 class TensorPlace:
@@ -74,7 +77,7 @@ class _AlikeNames(NamedTuple):
         ready: Their rule.
         fields: For each entry of `at` the slices of the fields that it uses, in these names.
         entries: For each of them the slice that has all of these fields, and the coordinates that were found, by it.
-        places: The places that were found, by the coordinates.
+        places: The places that were found for names of the rule, by the coordinates.
     """
 
     ready: ReadyRule
@@ -99,8 +102,8 @@ class RuleLookup:
     """
 
     __slots__ = (
-        "_alike", "_at", "_at_search", "_default", "_devices", "_is_blind", "_joined", "_kinds", "_match", "_meshes",
-        "_numbers", "_places", "_ready", "keys", "search",
+        "_alike", "_at", "_at_search", "_coordinates", "_default", "_devices", "_grids", "_is_blind", "_joined",
+        "_kinds", "_match", "_meshes", "_numbers", "_ready", "keys", "search",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +119,7 @@ class RuleLookup:
         #: The keys by what is searched for, in which the fields are written out.
         self.keys: dict[str, str] = {}
         self._ready: dict[str, ReadyRule] = {}
+        self._coordinates: dict[Any, Coordinates] = {}
         searched = {}
         for key, rule in rules.items():
             pattern = compiled_rule(with_fields(key), match, False)
@@ -138,9 +142,9 @@ class RuleLookup:
         self._kinds: dict[bytes | str, _AlikeNames | None] = {}
         #: The same by the names' texts without digits and the rule, which some names match and others do not.
         self._alike: dict[tuple[bytes, int], _AlikeNames] = {}
-        #: Meshes by mesh and coordinates, and places by rule and coordinates.
+        #: The numbers of a mesh's devices along its axes, by mesh; and its parts, by mesh and coordinates.
+        self._grids: dict[int, Numbers] = {}
         self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
-        self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
 
     def _check_at(self, key: str, places: Mapping[str, At]) -> None:
         """Refuse coordinates along axes that no mesh has."""
@@ -186,12 +190,14 @@ class RuleLookup:
                 numbers |= {
                     used: self._number(axis, used, fields, sizes) for used in coordinates.names if used not in own
                 }
+                # Rules with equal entries share what was found for a text.
+                coordinates = self._coordinates.setdefault((name, axis, where, own), coordinates)
                 at.append((mesh.axis_names.index(axis), coordinates, own))
                 is_blind = is_blind and not (said is not None and own and tells_digits_apart(said.pattern))
                 searched.append(FieldSearch(said, self._match) if said is not None and own else None)
                 if not own:
                     coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
-            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, tuple(searched), is_blind)
+            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, tuple(searched), is_blind, {})
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -258,15 +264,16 @@ class RuleLookup:
         mesh = ready.mesh
         key = id(mesh), tuple((axis, places) for (axis, _, _), places in zip(ready.at, at, strict=True))
         if key not in self._devices:
-            chosen = [np.arange(size) for size in mesh.shape]
+            chosen = self._grids.get(id(mesh))
+            if chosen is None:
+                chosen = self._grids[id(mesh)] = np.arange(mesh.size).reshape(mesh.shape)
             for axis, places in key[1]:
-                chosen[axis] = np.array(places)
-            shape = tuple(map(len, chosen))
-            if shape == mesh.shape:
+                chosen = chosen.take(places, axis)
+            if chosen.shape == mesh.shape:
                 self._devices[key] = mesh
             else:
-                positions = np.arange(mesh.size).reshape(mesh.shape)[np.ix_(*chosen)].ravel().tolist()
-                self._devices[key] = DeviceMesh(shape, mesh.axis_names, mesh.labels_at(positions))
+                positions = chosen.ravel().tolist()
+                self._devices[key] = DeviceMesh(chosen.shape, mesh.axis_names, mesh.labels_at(positions))
         return self._devices[key]
 
     def place(self, path: str) -> TensorPlace | None:
@@ -289,6 +296,25 @@ class RuleLookup:
         except KeyError:
             return self._place_of(kind, path)
 
+    def places(self, paths: Iterable[str], ranks: Iterable[int]) -> Iterator[Placed | None]:
+        """Yield the place of each of many tensors, of its rank; `None` where `place` has to look for it."""
+        kinds, is_blind, encoded = self._kinds, self._is_blind, str.encode
+        for path, rank in zip(paths, ranks, strict=True):
+            try:
+                # As `digits_alike`, whose call would take as long as the rest.
+                kind = kinds[encoded(path, "utf-8", "surrogatepass").translate(DIGITS) if is_blind else path]
+                if kind is None:
+                    found = NOT_PLACED
+                elif len(kind.entries) == 2:  # A layer and an expert: most tensors of the largest models.
+                    (first, firsts), (second, seconds) = kind.entries
+                    found = kind.places[firsts[path[first]], seconds[path[second]]].placed[rank]
+                else:
+                    found = kind.places[tuple([known[path[span]] for span, known in kind.entries])].placed[rank]
+            except (KeyError, TypeError):
+                yield None
+            else:
+                yield found
+
     def _place_of(self, kind: _AlikeNames, path: str) -> TensorPlace:
         """Return the place of a name, given the values of its fields."""
         ready, at = kind.ready, []
@@ -301,10 +327,8 @@ class RuleLookup:
                 at.append(found)
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(path)}: {error}") from None
-        key = id(ready), tuple(at)
-        if key not in self._places:
-            self._places[key] = TensorPlace(ready, key[1])
-        return kind.places.setdefault(key[1], self._places[key])
+        key = tuple(at)
+        return kind.places.get(key) or kind.places.setdefault(key, TensorPlace(ready, key))
 
     def _kind_of(self, path: str, key: bytes | str) -> _AlikeNames | None:
         """Return the rule of names that differ in digits only, and the positions of its fields in them."""
@@ -317,12 +341,14 @@ class RuleLookup:
             alike = (digits_alike(path), id(ready)) if ready.is_blind else None
             kind = None if alike is None else self._alike.get(alike)
             if kind is None:
-                found = []
-                for (_, _, own), fields in zip(ready.at, ready.fields, strict=True):
+                found, entries = [], []
+                for (_, coordinates, own), fields in zip(ready.at, ready.fields, strict=True):
                     spans = {} if fields is None else fields.spans(path)
                     found.append(tuple(spans[name] for name in own))
-                entries = tuple((_around(spans), dict[str, tuple[int, ...]]()) for spans in found)
-                kind = _AlikeNames(ready, tuple(found), entries, {})
+                    # By the text of a single field, wherever it is in a name.
+                    known = coordinates.by_text if len(own) == 1 else dict[str, tuple[int, ...]]()
+                    entries.append((_around(found[-1]), known))
+                kind = _AlikeNames(ready, tuple(found), tuple(entries), ready.places)
                 if alike is not None:
                     self._alike[alike] = kind
         if len(self._kinds) >= REMEMBERED_PATHS:

@@ -232,6 +232,8 @@ class Coordinates:
         #: The names with which it is written.
         self.names = tuple(names)
         self._found: dict[tuple[str, ...], tuple[int, ...]] = {}
+        #: The coordinates that were found by the text of a single field, for those who look many up.
+        self.by_text: dict[str, tuple[int, ...]] = {}
 
     def of(self, texts: tuple[str, ...], wanted: Sequence[str], numbers: Mapping[str, Number]) -> tuple[int, ...]:
         """Return the coordinates, in ascending order and each once.

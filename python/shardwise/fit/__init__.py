@@ -11,9 +11,14 @@
 | `model`, `roles` | sizes of a model; what names of weights mean |
 """
 
-from .answer import Cut, Fits, Limit, SizeFit, Unknown
-from .ratio import RatioCut, RatioFit, UnitShares, fits_ratio
-from .sizes import fits, fits_tensors
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .answer import Cut, Fits, Limit, SizeFit, Unknown
+    from .ratio import RatioCut, RatioFit, UnitShares, fits_ratio
+    from .sizes import fits, fits_tensors
 
 __all__ = [
     "Cut",
@@ -28,3 +33,12 @@ __all__ = [
     "fits_ratio",
     "fits_tensors",
 ]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "answer": ("Cut", "Fits", "Limit", "SizeFit", "Unknown"),
+        "ratio": ("RatioCut", "RatioFit", "UnitShares", "fits_ratio"),
+        "sizes": ("fits", "fits_tensors"),
+    },
+)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .._arguments import path_of
 from .._fork import importing
 from .._garbage import uncollected
-from ..conversion.weights import Reader
 from ..errors import LayoutError
 from ..rules.numbers import Config, read_config
-from ..store.data.location import location_of
-from ..store.formats.open import open_checkpoint
-from ..store.tensors.model_config import config_of
-from ..store.tensors.quantized import reader_of
-from ..store.tensors.stored import UnsupportedError
+
+if TYPE_CHECKING:
+    from ..conversion.weights import Reader
 
 __all__ = ["Known", "opened_model"]
 
 #: Dtype and shape of each stored tensor, what the configuration says, and how values are read.
-Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], Reader]
+Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], "Reader"]
 
 
 @contextmanager
@@ -37,8 +35,19 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
         _refuse_two(config)
         yield _configured(model)
         return
+    if isinstance(model, str) and "://" not in model and _is_configuration(path_of(model)):
+        _refuse_two(config)
+        yield _configured(read_config(model))
+        return
+    with importing:  # Late: none of it is needed for a configuration on a disk.
+        from ..store.data.location import location_of
+        from ..store.formats.open import open_checkpoint
+        from ..store.tensors.model_config import config_of
+        from ..store.tensors.quantized import reader_of
+        from ..store.tensors.stored import UnsupportedError
+
     path = location_of(model)
-    if path.name.endswith(".json") and not path.name.endswith(".index.json") and path.is_file():
+    if _is_configuration(path):
         _refuse_two(config)
         yield _configured(config_of(path) if path.name == "config.json" else read_config(path))
         return
@@ -55,6 +64,10 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
             outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint.described()}
             given = config_of(path) if config is None else read_config(config)
             yield outline, given, reader_of(checkpoint)
+
+
+def _is_configuration(path: Any) -> bool:
+    return path.name.endswith(".json") and not path.name.endswith(".index.json") and bool(path.is_file())
 
 
 def _refuse_two(config: Config | None) -> None:

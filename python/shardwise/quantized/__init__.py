@@ -12,9 +12,24 @@
 | `follow` | components, states and adapters under rules for weights |
 """
 
-from .component import Along, Component, LogicalTensor
-from .cut import component_layouts
-from .follow import followers
-from .forms import Components, find_components
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .component import Along, Component, LogicalTensor
+    from .cut import component_layouts
+    from .follow import followers
+    from .forms import Components, find_components
 
 __all__ = ["Along", "Component", "Components", "LogicalTensor", "component_layouts", "find_components", "followers"]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "component": ("Along", "Component", "LogicalTensor"),
+        "cut": ("component_layouts",),
+        "follow": ("followers",),
+        "forms": ("Components", "find_components"),
+    },
+)

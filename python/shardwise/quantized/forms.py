@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._dtypes import Dtype, bytes_for
-from .._text import shown
+from .._text import digits_alike, shown
 from ..errors import ParseError
 from ..placing import placing_of
 from ..rules.left_out import LeftOut, listed
@@ -92,6 +92,7 @@ _ENDS = {
 _BESIDE = frozenset(["SCB", "weight_format"])
 _ORDERS = frozenset(["g_idx", "weight_g_idx"])
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+_DIGIT = re.compile("[0-9]")
 
 #: The stored tensors of a group, by the last part of their names: name, dtype, shape.
 Members = dict[str, tuple[str, str, tuple[int, ...]]]
@@ -220,8 +221,16 @@ def find_kinds(
         method, given = _method(tensors, config)
         if method is None:  # Nothing is a part of anything: a model of 100,000 experts takes a third of the time.
             plain: dict[Hashable, list[str]] = {}
+            # Names that differ in digits only are alike with stars, but for digits that are no numbers.
+            known: dict[Hashable, list[str]] = {}
             for name, (dtype, shape) in tensors.items():
-                plain.setdefault((starred(name), dtype, shape), []).append(name)
+                those = known.get(digits := (digits_alike(name), dtype, shape))
+                if those is None:
+                    starry = starred(name)
+                    those = plain.setdefault((starry, dtype, shape), [])
+                    if _DIGIT.search(starry) is None:
+                        known[digits] = those
+                those.append(name)
             return None, tuple(_plain(names, *tensors[names[0]]) for names in plain.values())
         how = Given(given, read)
         apart = _ORDERS if given.get("desc_act", True) is not False else frozenset()

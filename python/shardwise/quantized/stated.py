@@ -62,11 +62,13 @@ def stated_tensors(
         skipped = Modules(
             "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
         )
+        if made is None:
+            return {name: (dtype, shape) for name, shape in shapes.items()}, lambda name: None
         found: _StatedOutline = {}
         states: dict[str, bytes] = {}
         for name, shape in shapes.items():
             parts = None
-            if made is not None and _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
+            if _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
                 parts = made(name, shape)
             if parts is None:
                 found[name] = (dtype, shape)

@@ -291,10 +291,10 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     before, after, output, prefix = _AROUND.get(family, _USUAL)
     numbers = NamedNumbers(_NUMBERS, said, "the family's tensors")
     sizes = _ShapeSizes(numbers)
-    found = dict(sizes.of(before))
+    found = sizes.of(before)
     for layer in range(sizes.number("layers")):
-        for name, shape in sizes.of(layer_of(said, layer)):
-            found[f"{prefix}.{layer}.{name}"] = shape
+        for names, shape in sizes.listed(layer_of(said, layer), f"{prefix}.{layer}."):
+            found.update(dict.fromkeys(names, shape))
             if len(found) > _MOST:
                 raise ParseError(f"the configuration: it describes more than {_MOST} tensors")
     found.update(sizes.of(after))
@@ -320,16 +320,20 @@ class _ShapeSizes:
             raise ParseError(f"the configuration: {text} is {shown(size)}; it must be from 1 to {_LARGEST - 1}")
         return size
 
-    def of(self, shapes: _Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield each parameter's name and shape; a name with `{e}` is yielded once for each expert."""
+    def of(self, shapes: _Shapes) -> dict[str, tuple[int, ...]]:
+        """Return each parameter's name and shape."""
+        return {name: shape for names, shape in self.listed(shapes) for name in names}
+
+    def listed(self, shapes: _Shapes, before: str = "") -> Iterator[tuple[list[str], tuple[int, ...]]]:
+        """Yield the names of parameters, after a common beginning, and their shape: of `{e}` one for each expert."""
         for name, text in shapes.items():
             if text not in self._shapes:
                 self._shapes[text] = tuple(self.number(size) for size in text.split(","))
                 if math.prod(self._shapes[text]) >= 2**60:
                     raise ParseError(f"the configuration: {name} would have the shape {self._shapes[text]}")
             if "{e}" not in name:
-                yield name, self._shapes[text]
+                yield [before + name], self._shapes[text]
                 continue
-            head, tail = name.split("{e}")
-            for expert in range(min(self.number("experts"), _MOST + 1)):
-                yield f"{head}{expert}{tail}", self._shapes[text]
+            head, tail = f"{before}{name}".split("{e}")
+            experts = range(min(self.number("experts"), _MOST + 1))
+            yield [f"{head}{expert}{tail}" for expert in experts], self._shapes[text]

@@ -47,7 +47,14 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
     bits = None if weights is None else bits_of(weights, "weights")
     found, known = [], dict[Any, tuple[int, bool]]()
     shapes: dict[Any, tuple[int, ...]] = {}
+    #: Most tensors have the shape and the dtype of others.
+    facts: dict[Any, tuple[tuple[int, ...], int, bool]] = {}
     for name, given in tensors.items():
+        try:
+            found.append(ModelTensor(name, *facts[given]))
+            continue
+        except (KeyError, TypeError):
+            pass
         shape = dtype = None
         if type(given) is not tuple:
             shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
@@ -73,7 +80,10 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
             sizes = sizes_of(f"the shape of {shown(name)}", shape)
             if type(shape) is tuple and all(type(size) is int for size in shape):
                 shapes[shape] = sizes
-        found.append(ModelTensor(name, sizes, bits if bits and of[1] else of[0], of[1]))
+        own = sizes, bits if bits and of[1] else of[0], of[1]
+        if type(given) is tuple and type(dtype) is str and shape in shapes:
+            facts[given] = own
+        found.append(ModelTensor(name, *own))
     return found
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 
-__all__ = ["Home", "HomeCut"]
+__all__ = ["Home", "HomeCut", "TensorKind"]
 
 
 class HomeCut(NamedTuple):
@@ -21,6 +21,18 @@ class HomeCut(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     #: The largest of the shapes, for which XLA allocates memory on every device.
     room: tuple[int, ...] | None
+
+
+class TensorKind(NamedTuple):
+    """The cut of tensors of a home, and the facts by which the optimizer and the sharding tell them apart."""
+
+    cut: HomeCut
+    looks: tuple[Any, ...]
+
+    def shape(self, at: int) -> tuple[int, ...]:
+        """Return the shape of the part at a place in the mesh."""
+        shapes = self.cut.shapes
+        return shapes[at] if len(shapes) > 1 else shapes[0]
 
 
 class Home:
@@ -36,8 +48,11 @@ class Home:
         ways = math.prod(mesh.shape[axis] for axis in at)
         self.places: npt.NDArray[np.int64] = order.reshape(-1, ways)
         self.rows: npt.NDArray[np.int64] = devices[self.places]
-        #: The numbers of its tensors, with their cuts and what tells them apart.
-        self.tensors: list[tuple[int, HomeCut, tuple[Any, ...]]] = []
+        #: The numbers of its tensors, and the kind of each.
+        self.numbers: list[int] = []
+        self.kinds: list[TensorKind] = []
+        #: The cuts of these by which devices have different shapes.
+        self.unlike: dict[int, HomeCut] = {}
         self._variants: list[int] | None = None
 
     def grouped(self, size: int | None) -> None:
@@ -51,21 +66,15 @@ class Home:
     def variants(self) -> list[int]:
         """Return for each row the first row with the same shapes."""
         if self._variants is None:
-            odd = [cut for _, cut, _ in self.tensors if len(cut.shapes) > 1]
             firsts = self.places[:, 0].tolist()
-            if not odd:
+            if not self.unlike:
                 self._variants = [0] * len(firsts)
             else:
                 found: dict[Any, int] = {}
-                unlike = {id(cut): cut for cut in odd}.values()
-                keys = [tuple([cut.shapes[at] for cut in unlike]) for at in firsts]
+                keys = [tuple([cut.shapes[at] for cut in self.unlike.values()]) for at in firsts]
                 self._variants = [found.setdefault(key, row) for row, key in enumerate(keys)]
         return self._variants
 
-    def parts(self, row: int) -> list[tuple[int, HomeCut, tuple[int, ...], tuple[Any, ...]]]:
-        """Give for each tensor its number, its cut, the shape of the part of a row's ranks, and what tells it apart."""
-        at = int(self.places[row, 0])
-        return [
-            (number, cut, cut.shapes[at] if len(cut.shapes) > 1 else cut.shapes[0], looks)
-            for number, cut, looks in self.tensors
-        ]
+    def first(self, row: int) -> int:
+        """Return the place in the mesh of the first rank of the first row with the same shapes as a row."""
+        return int(self.places[self.variants()[row], 0]) if self.unlike else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from .adapters import Lora
 from .asked import TrainingSetup, pattern_of, recipe_of, units_of
 from .caches import Cache
 from .described import ModelTensor, described, with_adapters
-from .homes import Home, HomeCut
+from .homes import Home, HomeCut, TensorKind
 from .optimizers import Optimizer, optimizer_of
 from .placed import PlacedTensors
 from .recipe import KINDS, Local, StateShare
@@ -136,10 +137,10 @@ class _StateMaker:
             leaders = {name: leader for name, (leader, _) in self._placed.followers.items()}
             logical = {name: tensor.shape for name, tensor in components.tensors.items()}
             self._tensors = with_adapters(tensors, training.lora, leaders, logical)
-        by_name = {tensor.name: tensor for tensor in self._tensors}
+        names = {tensor.name for tensor in self._tensors} if tied else ()
         for name, main in tied.items():
-            if name not in by_name or main not in by_name:
-                lacking = main if name in by_name else name
+            if name not in names or main not in names:
+                lacking = main if name in names else name
                 raise LayoutError(
                     f"tied[{shown(name)}] is {shown(main)}, and {shown(lacking)} is not among the tensors; give both, "
                     "or leave them out of tied"
@@ -153,8 +154,11 @@ class _StateMaker:
             )
         self._homes: dict[DeviceMesh, Home] = {}
         self._cuts: dict[Any, HomeCut] = {}
-        #: Caches of homes, cuts, and keys that distinguish tensors of one home, by the identity of layouts.
-        self._places: dict[Any, tuple[Home, HomeCut, tuple[Any, ...]]] = {}
+        #: The axes by which a layout's devices hold a tensor, by the layout's axes and the home's.
+        self._axes: dict[Any, tuple[Any, ...]] = {}
+        #: The homes and kinds of tensors, by the identity of layouts; and kinds, each once.
+        self._places: dict[Any, tuple[Home, TensorKind]] = {}
+        self._kinds: dict[Any, TensorKind] = {}
         self._kept: list[Any] = []
         self._is_blind = self._frozen is None and self._units is None and self._lora is None and self._shared is None
         self._is_blind = self._is_blind and not self._tied
@@ -164,8 +168,7 @@ class _StateMaker:
 
     def state(self, caches: Iterable[Cache]) -> TrainingState:
         """Return the training state, with these caches."""
-        for number, tensor in enumerate(self._tensors):
-            self._place(number, tensor)
+        self._place_all()
         for home in self._homes.values():
             home.grouped(self._group)
         size = self._world.size
@@ -183,6 +186,26 @@ class _StateMaker:
         found = Figures(figures, rows, kept, names, tuple(self._unmatched))
         return TrainingState.of_figures(self._world, dict(self._placing.meshes), self._recipe, self._over, found)
 
+    def _place_all(self) -> None:
+        """Add each tensor to the home of the devices that hold it."""
+        if not (self._is_blind and self._is_nameless) or self._placed.followers:
+            for number, tensor in enumerate(self._tensors):
+                self._place(number, tensor)
+            return
+        # A model may have a hundred thousand tensors, of which nearly all have the place of others.
+        places, uneven, all_placed = self._places, self._placed.uneven, self._placed.all_placed(self._tensors)
+        for number, (tensor, (layout, own, _)) in enumerate(zip(self._tensors, all_placed, strict=True)):
+            _, shape, bits, floating, _ = tensor
+            found = places.get(key := (id(layout), own or uneven, "", shape, bits, floating))
+            if found is None and type(layout) is TensorLayout:
+                found = self._placed_first(key, tensor, layout, own or uneven)
+            if found is None or layout is None:
+                self._place(number, tensor)
+            else:
+                home, kind = found
+                home.numbers.append(number)
+                home.kinds.append(kind)
+
     def _place(self, number: int, tensor: ModelTensor) -> None:
         """Add a tensor to the home of the devices that hold it."""
         layout, uneven = self._placed.layout_of(tensor)
@@ -194,18 +217,29 @@ class _StateMaker:
         key = id(layout), uneven, name, tensor.shape, tensor.bits, tensor.floating
         found = self._places.get(key)
         if found is None:
-            found = self._placed_anew(tensor, layout, uneven)
-            if len(self._places) >= REMEMBERED_PATHS:
-                self._places.clear()
-                self._kept.clear()
-            self._kept.append(layout)  # So that its number stays its own.
-            self._places[key] = found
-        home, cut, looks = found
+            found = self._placed_first(key, tensor, layout, uneven)
+        home, kind = found
         if layout is None:
             self._unmatched.append(tensor.name)
         if self._tied and (main := self._tied.get(tensor.name)) is not None and self._is_there(main, home):
             return
-        home.tensors.append((number, cut, looks))
+        home.numbers.append(number)
+        home.kinds.append(kind)
+
+    def _placed_first(
+        self, key: Any, tensor: ModelTensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
+    ) -> tuple[Home, TensorKind]:
+        """Return what is kept for all tensors with this key, of which a tensor is the first."""
+        home, cut, looks = self._placed_anew(tensor, layout, uneven)
+        kind = self._kinds.setdefault((id(cut), looks), TensorKind(cut, looks))
+        if len(cut.shapes) > 1:
+            home.unlike[id(cut)] = cut
+        if len(self._places) >= REMEMBERED_PATHS:
+            self._places.clear()
+            self._kept.clear()
+        self._kept.append(layout)  # So that its number stays its own.
+        self._places[key] = home, kind
+        return home, kind
 
     def _placed_anew(
         self, tensor: ModelTensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
@@ -296,10 +330,14 @@ class _StateMaker:
         if layout.device_mesh is None:
             raise LayoutError(_NO_MESH)
         home = self._home(layout.device_mesh)
-        axes = layout.axes
-        cut = {name.partition(":(")[0] for name in layout.named_axes()}
-        if both := cut.intersection(home.axes):
-            axes = tuple(self._without(dim, spec, both) for dim, spec in enumerate(axes))
+        key = layout.axes, home.axes
+        axes = self._axes.get(key)
+        if axes is None:
+            axes = layout.axes
+            cut = {name.partition(":(")[0] for name in layout.named_axes()}
+            if both := cut.intersection(home.axes):
+                axes = tuple(self._without(dim, spec, both) for dim, spec in enumerate(axes))
+            self._axes[key] = axes
         return home, axes
 
     def _without(self, dim: int, spec: Any, both: set[str]) -> Any:
@@ -348,7 +386,7 @@ class _StateMaker:
         """Return the arrays of each group of ranks; equal groups are worked out once."""
         together: dict[bytes, list[tuple[Home, int]]] = {}
         for home in self._homes.values():
-            if home.tensors:
+            if home.numbers:
                 for number, row in enumerate(home.rows):
                     together.setdefault(row.tobytes(), []).append((home, number))
         first = self._first_devices()
@@ -359,14 +397,12 @@ class _StateMaker:
             is_first = first is None or bool(first[devices[0]])
             key = tuple((home.number, home.variants()[row]) for home, row in homes), is_first
             if key not in orders:
-                parts = [part for home, row in homes for part in home.parts(row)]
-                if len(homes) > 1:
-                    parts.sort(key=lambda part: part[0])
-                content = tuple([part[1:] for part in parts]), len(devices), is_first
+                numbers, kinds, firsts = _merged(homes)
+                content = tuple(map(id, kinds)), firsts, len(devices), is_first
                 if content not in known:
-                    found = tuple(self._entries(self._locals(content[0]), len(devices), is_first=is_first))
+                    found = tuple(self._entries(self._locals(kinds, firsts), len(devices), is_first=is_first))
                     known[content] = found, _sums(found)
-                orders[key] = tuple([part[0] for part in parts]), known[content]
+                orders[key] = tuple(numbers), known[content]
             numbers, (found, sums) = orders[key]
             yield StateRow(devices, numbers, found, sums)
 
@@ -376,15 +412,23 @@ class _StateMaker:
             recipe = replace(recipe, bucket=None)
         return entries(recipe, parts, ways)
 
-    def _locals(self, parts: Sequence[tuple[HomeCut, tuple[int, ...], tuple[Any, ...]]]) -> list[Local]:
-        """Return the parts in their order, each with the number of its place; Megatron's stacked experts one by one."""
+    def _locals(self, kinds: Sequence[TensorKind], firsts: tuple[int, ...]) -> list[Local]:
+        """Return the parts in their order, each with the number of its place; Megatron's stacked experts one by one.
+
+        Args:
+            kinds: The kinds of the tensors.
+            firsts: The place in the mesh of the part of each, or one for all.
+        """
         is_megatron = self._recipe.sharding in ("megatron", "megatron-ddp")
         found: list[Local] = []
-        for at, (cut, shape, (bits, trained, unit, is_matrix, apart)) in enumerate(parts):
-            count = 1
+        for at, (kind, first) in enumerate(
+            zip(kinds, firsts * len(kinds) if len(firsts) == 1 else firsts, strict=True)
+        ):
+            shape, count = kind.shape(first), 1
+            bits, trained, unit, is_matrix, apart = kind.looks
             if is_megatron and len(shape) == 3:  # Only experts have weights of three dims there.
                 count, shape = shape[0], shape[1:]
-            found += [Local(at, shape, bits, trained, unit, is_matrix, apart, cut.room)] * count
+            found += [Local(at, shape, bits, trained, unit, is_matrix, apart, kind.cut.room)] * count
         return found
 
     def _first_devices(self) -> npt.NDArray[np.bool_] | None:
@@ -422,6 +466,17 @@ class _StateMaker:
                     rows[at] += max(min(box.stop, stop) - max(box.start, start), 0)
         devices = self._devices(mesh)
         return cache.name, devices, *(bytes_for(rows * each, cache.bits) for each in (cache.held, cache.allocated))
+
+
+def _merged(homes: Sequence[tuple[Home, int]]) -> tuple[Sequence[int], Sequence[TensorKind], tuple[int, ...]]:
+    """Return the numbers of the tensors of homes in order, their kinds, and the places as `_locals` takes them."""
+    if len(homes) == 1:
+        home, row = homes[0]
+        return home.numbers, home.kinds, (home.first(row),)
+    every = [(zip(home.numbers, home.kinds, strict=True), home.first(row)) for home, row in homes]
+    merged = sorted(((number, kind, at) for pairs, at in every for number, kind in pairs), key=itemgetter(0))
+    numbers, kinds, firsts = zip(*merged, strict=True)
+    return numbers, kinds, firsts
 
 
 def _sums(found: Iterable[StateShare]) -> tuple[Any, ...]:
