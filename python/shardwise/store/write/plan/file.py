@@ -263,7 +263,7 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
 def _check_volume(tensor: TargetTensor, pieces: Pieces) -> None:
     """Check that pieces together have as many elements as their tensor; the engine finds overlaps."""
     if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
-        raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
+        raise ValueError(f"its parts of the tensor {shown(tensor.name)} do not make the whole tensor")
 
 
 def _check_texts(plan: CheckpointTasks, names: set[str]) -> None:
