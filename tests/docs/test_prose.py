@@ -1,11 +1,15 @@
-"""The pages are read by people from any country: short sentences, and the field's words."""
+"""The pages are read by people from any country: short sentences, and the field's words. So are help and errors."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from release.site.hooks import command_line
 
 ROOT = Path(__file__).parents[2]
 #: Tables that are written by `make bench`.
@@ -65,4 +69,29 @@ def test_no_sentence_of_the_page_is_long(page: Path) -> None:
 def test_the_page_has_plain_words(page: Path) -> None:
     text = "\n".join(sentences(page.read_text(encoding="utf-8")))
     found = {f"{match[0]!r}: {better}" for word, better in RULED_OUT.items() for match in re.finditer(word, text)}
+    assert not found
+
+
+def messages(source: str) -> Iterator[str]:
+    """The texts in what a source raises, without what is filled in."""
+    for raised in ast.walk(ast.parse(source)):
+        if isinstance(raised, ast.Raise) and raised.exc is not None:
+            for node in ast.walk(raised.exc):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_messages_are_found() -> None:
+    source = 'def f(x):\n    """Not this."""\n    raise ValueError(f"{x} lies in" " it")\n'
+    assert list(messages(source)) == [" lies in it"]
+
+
+@pytest.mark.parametrize("room", ["help", "messages"])
+def test_what_the_command_and_errors_say_has_plain_words(room: str) -> None:
+    if room == "help":
+        texts = [" ".join(command_line().split())]
+    else:
+        files = (ROOT / "python" / "shardwise").rglob("*.py")
+        texts = [text for path in files for text in messages(path.read_text(encoding="utf-8"))]
+    found = [(match[0], text[:200]) for word in RULED_OUT for text in texts for match in re.finditer(word, text)]
     assert not found

@@ -279,7 +279,7 @@ class TestJoined:
         source = arrays(plan)
         t0, e1 = Side(plan, "t0", source), Side(plan, "e1", source)
         mine = MemoryManifest.of(e1.part, {}, e1.out, version="step 7", blocks=[e1.out["a"]])
-        with pytest.raises(LayoutError, match=r"out\['[bn]'\] of 'e1' lies in none of its blocks"):
+        with pytest.raises(LayoutError, match=r"out\['[bn]'\] of 'e1' is in none of its blocks"):
             address_rows(e1.part, mine, t0.manifest)
         with pytest.raises(LayoutError, match=r"blocks\[1\] shares memory with blocks\[0\]"):
             MemoryManifest.of(e1.part, {}, e1.out, version="step 7", blocks=[e1.out["a"], e1.out["a"][1:]])

@@ -425,5 +425,5 @@ def _dtype_of(said: str) -> np.dtype[Any]:
         pass
     found = find_dtype(name)
     if found is None:
-        raise TypeError(f"out must be given, since its dtype, {shown(said)}, cannot be told to another rank by a name")
+        raise TypeError(f"out must be given: no name tells its dtype, {shown(said)}, to another rank")
     return found.numpy("out")

@@ -380,7 +380,7 @@ def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors:
         before = bisect_right(blocks, (one.device, one.address, _FAR, 0))
         device, begin, size, block = blocks[before - 1] if before else ("", 0, 0, 0)
         if device != one.device or one.address + one.nbytes > begin + size:
-            raise LayoutError(f"{array_name(what, name)} of {shown(manifest.holder)} lies in none of its blocks")
+            raise LayoutError(f"{array_name(what, name)} of {shown(manifest.holder)} is in none of its blocks")
         found[at] = one.address, block
     return found[which]
 

@@ -170,7 +170,7 @@ def read_named(body: str) -> NamedTiles | None:
     while reader.skip(","):
         group = reader.take("word", "manual, unreduced or replicated")
         if group not in _KINDS or group in groups:
-            raise ParseError(f"{shown(group)} is none of {', '.join(_KINDS)}, or is repeated")
+            raise ParseError(f"{shown(group)} is not one of {', '.join(_KINDS)}, or is repeated")
         reader.expect("=")
         groups[group] = _axes(reader, names, sizes)
     reader.end()

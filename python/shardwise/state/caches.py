@@ -106,7 +106,7 @@ def key_value_caches(
             found.append(Cache(f"{base}.v", name, (keys[1], keys[1] + kv * size), held, room, bits))
         else:
             raise LayoutError(
-                f"the cache of {shown(name)} is not known, since the name does not say where the keys are; {_BY_HAND}"
+                f"the cache of {shown(name)} is not known, because the name does not say where the keys are; {_BY_HAND}"
             )
     layers = (stated(said, "layers") or ("", None))[1]
     if not found or (type(layers) is int and len({cache.name.rpartition(".")[0] for cache in found}) < layers):

@@ -150,7 +150,7 @@ class TestReading:
         place = memory.place()
         memory.put(tmp_path / "a.safetensors", place)
         with sw.open_checkpoint(place) as checkpoint:
-            with pytest.raises(ValueError, match="lies in an object store"):
+            with pytest.raises(ValueError, match="is in an object store"):
                 checkpoint["embed"].array()
             assert np.array_equal(np.asarray(checkpoint["embed"]), WEIGHTS["embed"])
         with pytest.raises(ValueError, match="is closed"):

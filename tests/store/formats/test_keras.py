@@ -67,13 +67,13 @@ def test_links_and_other_files_are_not_followed(tmp_path: Path) -> None:
             sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         file.create_dataset("external", (8,), "u1", external=[(str(other), 0, 8)])
-    with pytest.raises(sw.ParseError, match="'external' lies in other files"):
+    with pytest.raises(sw.ParseError, match="'external' is in other files"):
         sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout((3,), "f8")
         layout[:] = h5py.VirtualSource(str(other), "layers/a/vars/0", (3,))
         file.create_virtual_dataset("virtual", layout)
-    with pytest.raises(sw.ParseError, match="'virtual' lies in other files"):
+    with pytest.raises(sw.ParseError, match="'virtual' is in other files"):
         sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         file.create_group("a")["itself"] = file["/"]

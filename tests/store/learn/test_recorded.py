@@ -271,7 +271,7 @@ def test_keys_are_sizes_of_the_axes() -> None:
     one = model(FIRST, counts=(1,))
     with pytest.raises(sw.LayoutError, match=r"models\[0\] was recorded on 1 ranks; a key must be the size of each of"):
         learn_rules([one, one], ("pp", "tp"), stages="pp")
-    with pytest.raises(sw.LayoutError, match="stages is 'pp', which is none of the axes"):
+    with pytest.raises(sw.LayoutError, match="stages is 'pp', which is not one of the axes"):
         learn_rules([one, one], ("ep", "tp"), stages="pp")
     with pytest.raises(sw.LayoutError, match=r"models\[0\] has 1 recordings for 2 ranks"):
         learn_rules([RecordedModel(FIRST, {1: one.ranks[1], 2: one.ranks[1]}), one])  # type: ignore[index]

@@ -286,5 +286,5 @@ def _placed(piece: Piece, memory: Any, shape: tuple[int, ...]) -> _DigestPart:
     try:
         view = piece.view(memory)
     except (IndexError, ValueError, RuntimeError):
-        raise LayoutError(f"{piece} does not lie in an array of shape {tuple(memory.shape)}") from None
+        raise LayoutError(f"{piece} is not within an array of shape {tuple(memory.shape)}") from None
     return _bounds(piece.box, view, shape), view

@@ -101,7 +101,7 @@ class ObjectFile(Holder):
 
     def map(self) -> mmap.mmap:
         """Refuse: an object cannot be mapped into memory."""
-        raise ValueError(f"{self.path}: lies in an object store, so there is no array of it without a copy; read it")
+        raise ValueError(f"{self.path}: is in an object store, so there is no array of it without a copy; read it")
 
     def check(self) -> None:
         """Raise ParseError if this name now has a different object from the one that was opened."""

@@ -294,7 +294,7 @@ def _described(dataset: Any, name: str, file: Holder) -> _Dataset:
     dtype = _dtype(dataset) if dataset.shape is not None else None
     creation = dataset.id.get_create_plist()
     if creation.get_external_count() or creation.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, 0):
-        raise ParseError(f"{file.path}: {shown(name)} lies in other files; links to them are not followed")
+        raise ParseError(f"{file.path}: {shown(name)} is in other files; links to them are not followed")
     found = _Dataset(name, shape, dtype, dataset.dtype)
     if dtype is None or 0 in shape:
         return found

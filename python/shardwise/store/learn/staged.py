@@ -84,7 +84,7 @@ class RankAxes:
 
     def __post_init__(self) -> None:
         if self.stages is not None and self.stages not in self.names:
-            raise LayoutError(f"stages is {shown(self.stages)}, which is none of the axes {shown(list(self.names))}")
+            raise LayoutError(f"stages is {shown(self.stages)}, which is not one of the axes {shown(list(self.names))}")
 
     @property
     def is_plain(self) -> bool:

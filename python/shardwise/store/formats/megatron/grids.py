@@ -46,7 +46,7 @@ def _from_grid(index: Index, row: Row, shape: tuple[int, ...], grid: StoredTenso
     parts = [size // cell if cell and size % cell == 0 else -1 for size, cell in zip(shape, cells, strict=False)]
     if len(cells) != len(shape) or -1 in parts or math.prod(parts) != length:
         raise index.error(
-            f"tensor {shown(row.name)} is stored as a grid of shape {row.shape}, which is none of equal parts of a "
+            f"tensor {shown(row.name)} is stored as a grid of shape {row.shape}, which is not one of equal parts of a "
             f"tensor of shape {shape}, which it is said to be"
         )
     itemsize = grid.bits // 8

@@ -50,7 +50,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         for name in sorted(names, key=lambda name: name.startswith("optimizer")):
             opened.append(open_dcp(path / name))
         if not any(name.startswith("pytorch") for name in names):
-            raise ParseError(f"{path}: has {', '.join(names)}, and no pytorch_model_fsdp_0 with the weights beside")
+            raise ParseError(f"{path}: has {', '.join(names)}, and no pytorch_model_fsdp_0 with the weights next to it")
         return _joined(path, "dcp", opened)
     except BaseException:
         for each in opened:

@@ -205,7 +205,7 @@ class _UniversalFolder(Rows):
         elif said is None or not self.is_whole:
             raise UnsupportedError(
                 f"{file.path}: is flat, and no *_model_states.pt next to zero says its shape as a whole; copy those "
-                "that lie in the folder that it was made from"
+                "that are in the folder that it was made from"
             )
         else:
             shape = checked_shape(said, saved.dtype.bits, name, file.path)
