@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,11 @@ class Propagation(Drawn):
                 found[move.when] = found.get(move.when, 0) + move.bytes_in_all
         return found
 
+    @property
+    def _bytes(self) -> int:
+        """The bytes of all moves, each trip and each branch counted once."""
+        return sum(move.bytes_in_all for move in self.in_order)
+
     def explain(self, most: int = 10) -> str:
         """Describe what moves, the most bytes first, with its place in the source and why.
 
@@ -226,7 +232,8 @@ def propagate(
         results: the same of each result, if they are to have some.
         mesh: the mesh, if none of the layouts has one.
         policy: what decides where layouts disagree. `"shardy"`: layouts and moves are those of Shardy's passes, which
-            JAX has by default; `"least"`: the same layouts, each op with the fewest bytes that a device receives;
+            JAX has by default; `"least"`: each op with the fewest bytes that a device receives, in the same layouts, or
+            in those that come out if what a step replaces, such as weights, is asked last: whichever moves less;
             `"explicit"`: JAX's explicit mode, in which every input has a layout and a disagreement is an error.
 
     Raises:
@@ -258,7 +265,40 @@ def propagate(
     found = propagated(where.core, computation._core, *begun, itemsize_of, policy)
     if not isinstance(found, Propagated):
         raise LayoutError(_disagreement(computation, *found))
-    return Propagation(computation, where, policy, found)
+    answer = Propagation(computation, where, policy, found)
+    later = _replaced_last(computation, *begun) if policy == "least" else None
+    if later is None:
+        return answer
+    other = propagated(where.core, computation._core, *later, itemsize_of, policy)
+    assert isinstance(other, Propagated)
+    return min(answer, Propagation(computation, where, policy, other), key=lambda each: each._bytes)
+
+
+def _replaced_last(
+    computation: Computation, inputs: list[BegunLayout | None], results: list[BegunLayout | None]
+) -> tuple[list[BegunLayout | None], list[BegunLayout | None]] | None:
+    """Let what a step replaces get its axes last: inputs and results that are alike; give none if there are none."""
+
+    def key(number: int, begun: BegunLayout | None) -> Any:
+        return computation.shapes[number], computation.dtypes[number], repr(begun)
+
+    def later(begun: BegunLayout) -> BegunLayout:
+        axes, may_grow, priorities = begun
+        return axes, may_grow, [min(priority + 1, (1 << 32) - 1) for priority in priorities]
+
+    made = Counter(
+        key(number, begun)
+        for number, begun in zip(computation.outputs, results, strict=True)
+        if begun is not None and computation.shapes[number]
+    )
+    found: list[BegunLayout | None] = []
+    for number, begun in enumerate(inputs):
+        is_replaced = begun is not None and made[key(number, begun)] > 0
+        made[key(number, begun)] -= is_replaced
+        found.append(later(begun) if is_replaced and begun is not None else begun)
+    if found == inputs:
+        return None
+    return found, [begun and later(begun) for begun in results]
 
 
 def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:
