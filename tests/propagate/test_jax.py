@@ -90,6 +90,23 @@ def test_numpy_computes_windows_and_what_few_use() -> None:
         np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
 
 
+def long_convolution(x: Any, h: Any) -> Any:
+    """Convolve along a dim as Hyena does, and as a plain transform."""
+    both = jnp.fft.rfft(x, n=16, axis=1) * jnp.fft.rfft(h, n=16, axis=0)
+    return jnp.fft.irfft(both, n=16, axis=1)[:, :8], jnp.fft.ifft(jnp.fft.fft(x)).real
+
+
+def test_numpy_computes_transforms_of_which_other_dims_are_cut() -> None:
+    numpy = np.random.default_rng(4)
+    arrays = [numpy.standard_normal(sizes).astype("float32") for sizes in ((4, 8, 8), (8, 8))]
+    computation = computation_from_jax(long_convolution, shape(4, 8, 8), shape(8, 8))
+    found = propagate(computation, [("dp", None, None), (None, None)], mesh=MESH)
+    assert found.bytes_received == 0
+    for of in (computation.run, found.run):
+        for array, theirs in zip(of(arrays), long_convolution(*map(jnp.asarray, arrays)), strict=True):
+            np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_what_nothing_uses_is_left_out_as_jax_does() -> None:
     def partly(x: Any) -> Any:
         jnp.sort(x)

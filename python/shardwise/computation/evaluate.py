@@ -281,6 +281,13 @@ def top_k(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     return [np.take_along_axis(has.arrays[0], order, -1), order.astype(np.int32)][: len(has.shapes)]
 
 
+def fourier(has: DeviceTensors, attributes: Attributes) -> list[Array]:
+    kinds = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}
+    function: Any = kinds[attributes["fft_type"]]
+    sizes = attributes["fft_length"]
+    return [function(has.arrays[0], s=sizes, axes=range(-len(sizes), 0))]
+
+
 def integer_division(a: Array, b: Array) -> Array:
     if not np.issubdtype(np.result_type(a, b), np.integer):
         return np.divide(a, b)
@@ -348,7 +355,7 @@ OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     "top_k": top_k,
     "cholesky": lambda has, _: [np.linalg.cholesky(has.arrays[0])],
     "triangular_solve": triangular_solve,
-    "fft": lambda has, attributes: [np.fft.fftn(has.arrays[0], axes=range(-len(attributes["fft_length"]), 0))],
+    "fft": fourier,
     "batch_norm_inference": batch_norm,
 }
 

@@ -419,6 +419,10 @@ class _Body:
         given = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": interior}
         return self._emit("pad", operands, out, **given)
 
+    def _lower_fft(self, params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
+        kind = ("FFT", "IFFT", "RFFT", "IRFFT")[params["fft_type"]]
+        return self._emit("fft", operands, out, fft_type=kind, fft_length=params["fft_lengths"])
+
     def _lower_dot_general(self, params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
         (left, right), (lefts, rights) = params["dimension_numbers"]
         return self._emit(

@@ -166,13 +166,14 @@ class Devices:
         taken = [self._shards(value, specs) for value, specs in zip(operands, used, strict=False)]
         shapes = [self._flow.value(value).shape for value in node.values]
         moving = [shifting_dims(op, at, shapes[at]) for at in range(len(operands))]
+        wholes = [self._whole(value) for value in operands] if any(moving) else []
         found: list[list[Array]] = []
         for number, place in enumerate(self._places):
             boxes = [self._boxes(value, specs, place) for value, specs in zip(node.values, used, strict=True)]
             has = [shards[number] for shards in taken]
             first = all(at == 0 for at in self._at(summed, place).values())
             if any(moving):
-                found.append(self._shifted(op, operands, moving, shapes, boxes, first))
+                found.append(self._shifted(op, wholes, moving, shapes, boxes, first))
                 continue
             starts = [tuple(low for low, _ in box) for box in boxes[: len(operands)]]
             sizes = [tuple(high - low for low, high in box) for box in boxes[len(operands) :]]
@@ -193,7 +194,7 @@ class Devices:
     def _shifted(
         self,
         op: Op,
-        operands: Sequence[int],
+        wholes: Sequence[Array],
         moving: Sequence[Sequence[int]],
         shapes: Sequence[Sequence[int]],
         boxes: Sequence[list[tuple[int, int]]],
@@ -203,8 +204,8 @@ class Devices:
         parts = []
         whole_dims = set(range(len(shapes[-1]))) if op.name != "convolution" else None
         kept: list[Any] = [slice(None)] * len(shapes[-1])
-        for at, value in enumerate(operands):
-            array, rank = self._whole(value), len(shapes[at])
+        for at, array in enumerate(wholes):
+            rank = len(shapes[at])
             rows = [
                 rows_read(op, shapes, at, dim, boxes) if dim in moving[at] else boxes[at][dim] for dim in range(rank)
             ]
