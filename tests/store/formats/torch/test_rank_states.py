@@ -114,6 +114,18 @@ def take(name: str, as_name: str = "") -> Callable[[Path, Path], object]:
     return lambda path, other: shutil.copy(other / name, path / (as_name or name))
 
 
+def swap(name: str) -> Callable[[Path, Path], object]:
+    """Exchange the files of ranks 0 and 1."""
+
+    def swapped(path: Path, other: Path) -> None:
+        first, second = (path / name.format(rank) for rank in range(2))
+        first.rename(path / "first")
+        second.rename(first)
+        (path / "first").rename(second)
+
+    return swapped
+
+
 def write(name: str, text: str) -> Callable[[Path, Path], object]:
     return lambda path, other: (path / name).write_text(text)
 
@@ -132,12 +144,17 @@ def write(name: str, text: str) -> Callable[[Path, Path], object]:
     (
         "verl_fsdp1",
         take("optim_world_size_3_rank_1.pt", "optim_world_size_4_rank_1.pt"),
-        "optim_world_size_4_rank_1.pt: its optimizer does not have the parameters",
+        "optim_world_size_4_rank_1.pt: was saved as optim_world_size_3_rank_1.pt: it is the file of another rank",
     ),
+    # Flat shards and random states do not say whose they are.
+    ("verl_fsdp1", swap("optim_world_size_4_rank_{}.pt"), "rank_0.pt: was saved as optim_world_size_4_rank_1.pt"),
+    ("verl_fsdp1", swap("extra_state_world_size_4_rank_{}.pt"), "rank_0.pt: was saved as extra_state_world"),
+    ("verl_fsdp1", swap("model_world_size_4_rank_{}.pt"), "rank_0.pt: was saved as model_world_size_4_rank_1.pt"),
+    ("accelerate", swap("optimizer_0_rank{}.bin"), "rank0.bin: was saved as optimizer_0_rank1.bin"),
     (
         "verl_fsdp1",
         take("optim_world_size_3_rank_0.pt", "model_world_size_4_rank_0.pt"),
-        "model_world_size_4_rank_0.pt: has no part of 'model.scale', which model_world_size_4_rank_1.pt has",
+        "model_world_size_4_rank_0.pt: was saved as optim_world_size_3_rank_0.pt: it is the file of another rank",
     ),
 ])  # fmt: skip
 def test_halves_and_mixtures_are_refused_by_name(

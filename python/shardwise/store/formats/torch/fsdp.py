@@ -87,7 +87,7 @@ def open_form(
     with opening([path / name for name in listed]) as (open_next, files):
 
         def opened(names: list[str]) -> list[Container]:
-            return [Container(open_next(path / name)) for name in names]
+            return [_of_rank(Container(open_next(path / name))) for name in names]
 
         model = _read_model(path, opened(found.models), padded)
         optimizers, named = opened(found.optimizers), opened(found.named)
@@ -124,6 +124,21 @@ def open_form(
             doubts=states.doubts,
         ),
     )
+
+
+def _of_rank(container: Container) -> Container:
+    """Return a rank's file, whose contents may not say whose they are; PyTorch notes the name that it was saved by.
+
+    Raises:
+        ParseError: if it was saved as the file of another rank or world.
+    """
+    name = container.file.path.name
+    saved_as = f"{container.saved_as}.{name.rpartition('.')[2]}"
+    for form in (_NAME, _NAMED, _ACCELERATE):
+        own, its = form.fullmatch(name), form.fullmatch(saved_as)
+        if own is not None and its is not None and own.groups()[2:] != its.groups()[2:]:
+            raise ParseError(f"{container.file.path}: was saved as {saved_as}: it is the file of another rank or world")
+    return container
 
 
 def _is_flat(name: str) -> bool:
