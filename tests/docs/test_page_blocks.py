@@ -377,6 +377,30 @@ def model_among_processes(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         torch.distributed.destroy_process_group()
 
 
+def hyperparameters_of_optax(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In PyTorch's distributed checkpoint each parameter then has what torchtitan looks up, and AdamW stays AdamW."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    w = np.arange(6, dtype="f4").reshape(2, 3)
+    state = {f"opt_state.0.{kind}.{name}": w for kind in ("mu", "nu") for name in ("w", "b")}
+    state |= {"params.w": w, "params.b": w, "opt_state.0.count": np.int32(4)}
+    sw.save_checkpoint("optax.safetensors", state, sync=False)
+    with pytest.warns(sw.ShardwiseWarning, match="does not say the hyperparameters of the optimizer"):
+        sw.reshard_checkpoint("optax.safetensors", "run.pt", to="torch", sync=False)
+    exec("import torch\n" + text)
+    sw.reshard_checkpoint("run.pt", "step-900", to="dcp", rename={r"^model\.": ""}, sync=False)
+    with sw.open_checkpoint("step-900") as checkpoint:
+        said = {name: value.value() for name, value in checkpoint.objects.items()}
+        for name in ("w", "b"):
+            asked = {
+                key: said[f"optimizer.param_groups.{name}.{key}"] for key in ("lr", "betas", "eps", "weight_decay")
+            }
+            assert asked == {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+            assert said[f"optimizer.param_groups.{name}.decoupled_weight_decay"] is True
+            assert checkpoint.read(f"optimizer.state.{name}.exp_avg").tolist() == w.tolist()
+            assert checkpoint.training.step(name) == 4
+
+
 def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a store in memory; `tests/store/data/test_objects.py` asks a real server of S3."""
     pytest.importorskip("fsspec")
@@ -474,6 +498,7 @@ FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "load-a-rank: model_state, optim_state = get_state_dict(model, optimizer)": run_in_pytorch,
     "mpi: from mpi4py import MPI": plan_among_ranks,
     "mpi: from shardwise.execute import mpi": model_among_ranks,
+    'move-a-run: run = torch.load("run.pt")': hyperparameters_of_optax,
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
     "mpi: program = plan.program(rank)": program_of_a_rank,
     "object-stores: import shardwise as sw": object_store,
