@@ -250,7 +250,9 @@ USUAL = {"memory": 256 << 20, "threads": None}
 def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
         name = f"{function}_checkpoint{'s' * (function == 'diff')}"
-        own: dict[str, Any] = {"which": "all"} | ({"rewrites": None, "drop": None} if function == "diff" else {})
+        own: dict[str, Any] = {"which": "all", "layouts": None} | (
+            {"rewrites": None, "drop": None} if function == "diff" else {}
+        )
         assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**own, **USUAL})
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 

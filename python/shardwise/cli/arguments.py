@@ -19,6 +19,7 @@ from .layout_arguments import (
 )
 from .options import (
     RULES_HELP,
+    add_bare_ranks,
     add_config,
     add_drop,
     add_for,
@@ -234,7 +235,9 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         "with its file.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    add_bare_ranks(verify, "CHECKPOINT")
     add_which(verify, "verify")
+    add_config(verify)
     add_strict(verify, "files next to it are not read, or states have no weights")
     add_work(verify)
 
@@ -254,6 +257,7 @@ def _add_diff(commands: "argparse._SubParsersAction[Parser]") -> None:
         help=f"compare B with what these rules make of A; {RULES_HELP}",
     )
     add_source_rules(diff, "A")
+    add_source_mesh(diff, "A")
     add_drop(diff, "do not compare")
     add_which(diff, "compare")
     add_strict(diff, "something is not compared")
@@ -290,6 +294,8 @@ def _add_inspect(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Describe a checkpoint of any format. Only headers and indexes are read.",
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    add_bare_ranks(inspect, "CHECKPOINT")
+    add_config(inspect)
     add_padded(inspect)
     add_parameter_names(inspect)
     add_strict(inspect, "files next to it are not read, or parameters of an optimizer keep their numbers")

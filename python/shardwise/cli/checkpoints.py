@@ -35,7 +35,7 @@ from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
-from .layouts import check_for, read_layouts
+from .layouts import check_for, layouts_alone, source_layouts
 from .notation import parse_memory, parse_mesh
 from .options import read_names
 from .progress import ShownProgress
@@ -101,24 +101,10 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "rank": options.rank,
         "padded": options.padded,
         "parameter_names": read_names(options.parameter_names),
-        "source_layouts": _source_layouts(options),
+        "source_layouts": source_layouts(options, options.source),
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
-
-
-def _source_layouts(options: argparse.Namespace) -> LayoutMap | Deployment | None:
-    """Return the layouts of bare files of ranks, made from the source's rules."""
-    if options.source_mesh is None:
-        return None
-    if options.source_rules is None:
-        raise ValueError(
-            "--source-mesh says of which mesh the files are the ranks; --source-rules must say how tensors are cut"
-        )
-    with reading_for(options.source):
-        return read_layouts(
-            options.source_rules, parse_mesh(options.source_mesh), options.config or config_beside(options.source)
-        )
 
 
 def _check_names(rules: Path | None, to: str | None) -> None:
@@ -171,6 +157,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
         try:
             done = verify_checkpoint(
                 options.source,
+                layouts=layouts_alone(options),
                 which=options.which,
                 memory=parse_memory(options.memory),
                 threads=options.jobs,
@@ -226,6 +213,7 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
         found = diff_checkpoints(
             options.first,
             options.second,
+            layouts=source_layouts(options, options.first),
             rewrites=_rewrites(options, options.first) or None,
             drop=options.drop,
             which=options.which,
@@ -279,7 +267,10 @@ def _plain(value: Any) -> Any:
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
     names = read_names(options.parameter_names)
-    with open_checkpoint(options.source, part=True, padded=options.padded, parameter_names=names) as checkpoint:
+    layouts = layouts_alone(options)
+    with open_checkpoint(
+        options.source, part=True, padded=options.padded, parameter_names=names, layouts=layouts
+    ) as checkpoint:
         training = checkpoint.training
         left_out = [*beside(location_of(options.source), checkpoint), *training.left_out()]
         status = 1 if options.strict and (left_out or checkpoint.doubts) else 0

@@ -12,6 +12,8 @@ from .options import (
     add_for,
     add_json,
     add_mesh,
+    add_source_mesh,
+    add_source_rules,
     add_uneven,
     rules_path,
 )
@@ -55,6 +57,8 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_mesh(report)
     report.add_argument("--rules", metavar="TOML", type=rules_path, help=RULES_HELP)
     add_for(report)
+    add_source_rules(report, "CHECKPOINT")
+    add_source_mesh(report, "CHECKPOINT")
     add_config(report)
     add_uneven(report)
     add_drop(report, "leave out")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from ..deploy.deployment import Deployment
 from ..deploy.read import layouts_of
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
-from ..rules.numbers import Config
+from ..rules.numbers import Config, config_beside, reading_for
 from ..rules.toml import read_document
+from .notation import parse_mesh
 
-__all__ = ["check_for", "read_layouts"]
+__all__ = ["check_for", "layouts_alone", "read_layouts", "source_layouts"]
 
 
 def read_layouts(rules: Path, mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
@@ -23,3 +25,24 @@ def check_for(mesh: DeviceMesh | None, text: str | None) -> None:
     """Refuse a mesh together with a preset, which has one."""
     if text is not None and mesh is not None:
         raise ValueError(f"--mesh and --for exclude each other: {text} says how many devices there are")
+
+
+def source_layouts(options: argparse.Namespace, source: str) -> LayoutMap | Deployment | None:
+    """Return the layouts of bare files of ranks, made from the source's rules; `None` without `--source-mesh`."""
+    if options.source_mesh is None:
+        return None
+    if options.source_rules is None:
+        raise ValueError(
+            "--source-mesh says of which mesh the files are the ranks; --source-rules must say how tensors are cut"
+        )
+    with reading_for(source):
+        return read_layouts(
+            options.source_rules, parse_mesh(options.source_mesh), options.config or config_beside(source)
+        )
+
+
+def layouts_alone(options: argparse.Namespace) -> LayoutMap | Deployment | None:
+    """Return the layouts of bare files for a command that undoes no rewrites."""
+    if options.source_mesh is None and options.source_rules is not None:
+        raise ValueError("--source-rules says how bare files of ranks are cut; --source-mesh must say of which mesh")
+    return source_layouts(options, options.source)

@@ -10,6 +10,7 @@ __all__ = [
     "LAYOUT_HELP",
     "MESH_HELP",
     "RULES_HELP",
+    "add_bare_ranks",
     "add_config",
     "add_drop",
     "add_for",
@@ -168,6 +169,17 @@ def add_source_rules(command: Parser, source: str) -> None:
         metavar="TOML",
         type=rules_path,
         help=f"the rules file, or one of the package's, that {source} was rewritten by; its rewrites are undone first",
+    )
+
+
+def add_bare_ranks(command: Parser, source: str) -> None:
+    """Add `--source-mesh` and `--source-rules`, for bare files of ranks that are read as they are."""
+    add_source_mesh(command, source)
+    command.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=rules_path,
+        help="with --source-mesh, the rules file, or one of the package's, by which the files are cut",
     )
 
 

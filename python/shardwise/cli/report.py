@@ -40,7 +40,7 @@ from ..store.tensors.quantized import Outline, components_in, reader_of
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
-from .layouts import check_for, read_layouts
+from .layouts import check_for, read_layouts, source_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -56,7 +56,14 @@ def run_report(screen: Screen, options: argparse.Namespace) -> int:
     """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     applied = report_on(
-        options.source, options.rules, mesh, options.uneven, options.config, options.drop, options.preset
+        options.source,
+        options.rules,
+        mesh,
+        options.uneven,
+        options.config,
+        options.drop,
+        options.preset,
+        (source_layouts(options, options.source), options.source_rules),
     )
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
@@ -110,10 +117,12 @@ def report_on(
     config: Path | None = None,
     drop: str | None = None,
     text: str | None = None,
+    bare: tuple[LayoutMap | Deployment | None, Path | None] = (None, None),
 ) -> Applied:
     """Apply a file of rules, or a preset, to a checkpoint, to a model's configuration alone, or to a list of tensors.
 
-    The rewrites of the file are applied first, unless the tensors are named as they name them already.
+    The rewrites of the file are applied first, unless the tensors are named as they name them already; of `bare` files
+    of ranks, with their layouts and the rules file that these are of, the rewrites of that file are undone before.
 
     Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
     one next to the checkpoint unless another is given. The components of quantized weights follow these.
@@ -129,6 +138,8 @@ def report_on(
             raise ValueError("--rules or --for is missing: they say how the tensors are cut")
         else:
             layouts, rewrites = read_layouts(rules, mesh, given), Rewrites.from_toml(rules, config=given)
+        if bare[1] is not None:
+            rewrites = Rewrites.from_toml(bare[1], config=given).inverse() + rewrites
     mesh = layouts.world
     if mesh is None:
         assert rules is not None
@@ -144,7 +155,7 @@ def report_on(
         path: Location = Path(source)
         known = rewritten_outline(stored, rewrites, components_in(stored, said), dropped=dropped)
     else:
-        with open_checkpoint(source) as checkpoint:
+        with open_checkpoint(source, layouts=bare[0]) as checkpoint:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
             stored = _asked(stored, unwanted, left_out)
             names = {*names_of(checkpoint)}

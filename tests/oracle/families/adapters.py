@@ -75,7 +75,7 @@ def prepare(engine: str) -> Any:
 
 
 def fitted(config: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that Megatron-Core takes: as many layers on each stage, and what four ranks divide."""
+    """Sizes that Megatron-Core takes: as many layers on each stage, and what two ranks divide."""
     found = dict(config)
     if found["num_hidden_layers"] % 2:
         found["num_hidden_layers"] += 1
@@ -84,7 +84,7 @@ def fitted(config: dict[str, Any]) -> dict[str, Any]:
                 found[key] = [*found[key], found[key][-1]]
     if SEED:
         for size in ("hidden", "heads", "kv_heads", "inner", "experts", "expert_inner", "shared_inner"):
-            found |= {key: 4 * found[key] for key in keys_of(size) if type(found.get(key)) is int}
+            found |= {key: 2 * found[key] for key in keys_of(size) if type(found.get(key)) is int}
     return found
 
 

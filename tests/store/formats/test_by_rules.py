@@ -109,3 +109,46 @@ def test_what_does_not_add_up_is_named(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError, match="has no files of ranks"):
         sw.reshard_checkpoint(tmp_path / "a", tmp_path / "no", source_layouts=rules(), to="hf")
     assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "no"), "--source-mesh", "tp=2"]) == 2
+
+
+def test_every_verb_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Described, compared, verified and reported as one checkpoint; a copy that differs is damage."""
+    bare, whole, cut = tmp_path / "bare", tmp_path / "whole", tmp_path / "cut.toml"
+    ranks_of(bare, {"w": 0, "v": 1}, WHOLE)
+    sw.save_checkpoint(whole, WHOLE, sync=False)
+    cut.write_text("[rules]\n'^w$' = ['tp', []]\n'^v$' = [[], 'tp']\n'^n$' = [[]]\n")
+    how = ["--source-rules", str(cut), "--source-mesh", "tp=2"]
+
+    def said(*arguments: str, status: int = 0) -> Any:
+        assert main([*arguments, *how, "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    found = said("inspect", str(bare))["tensors"]
+    assert {name: one["shape"] for name, one in found.items()} == {"w": [8, 4], "v": [4, 4], "n": [3]}
+    assert found["n"]["replicas"] == 1
+    assert said("verify", str(bare))["damaged"] == []
+    assert said("diff", str(bare), str(whole)) == []
+    report = said("report", str(bare), "--mesh", "tp=4", "--rules", str(cut))
+    assert {one["name"]: one["shape"] for one in report["tensors"]} == {"w": [8, 4], "v": [4, 4], "n": [3]}
+    with sw.open_checkpoint(bare, layouts=rules()) as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
+            n: a.tolist() for n, a in WHOLE.items()
+        }
+    with pytest.raises(sw.LayoutError, match="padded and parameter_names are for files that say how they are cut"):
+        sw.open_checkpoint(bare, layouts=rules(), padded=True)
+    second = bare / "consolidated.01.safetensors"
+    good = load_file(second)
+    save_file({**good, "n": np.array([1, 2, 1], "f4")}, second)
+    (damage,) = said("verify", str(bare), status=3)["damaged"]
+    assert (damage["tensor"], damage["file"]) == ("n", str(second))
+    assert "differs from another rank's" in damage["problem"]
+    save_file({**good, "w": good["w"] + 1}, second)
+    (difference,) = said("diff", str(bare), str(whole), status=1)
+    assert (difference["name"], difference["index"]) == ("w", [4, 0])
+    second.unlink()
+    assert "rank 1 is missing" in said("verify", str(bare), status=3)["damaged"][0]["problem"]
+    for command in ("inspect", "verify"):
+        assert main([command, str(bare), *how[:2]]) == 2
+        assert "--source-mesh must say of which mesh" in capsys.readouterr().err
+        assert main([command, str(bare), *how[2:]]) == 2
+        assert "--source-rules must say how tensors are cut" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from ...conversion.apply import kept_objects
 from ...conversion.assembled import Assembled
 from ...errors import ParseError, ShardwiseWarning
 from ...pieces import Bounds, shared_box
+from ...placing import Layouts
 from ...rules.left_out import LeftOut, listed
 from ...rules.optax import adam_counts, kinds_in_pytorch
 from ...rules.pattern import NamePattern
@@ -120,6 +121,7 @@ def diff_checkpoints(
     first: str | os.PathLike[str] | Location,
     second: str | os.PathLike[str] | Location,
     *,
+    layouts: Layouts | None = None,
     rewrites: Rewrites | None = None,
     drop: str | None = None,
     which: Which = "all",
@@ -132,6 +134,7 @@ def diff_checkpoints(
     Args:
         first: A checkpoint of any format, also by URL.
         second: Another.
+        layouts: Those of bare files of ranks that the first is, as for `open_checkpoint`.
         rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
             checks a conversion that another tool has made.
         drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
@@ -174,7 +177,7 @@ def diff_checkpoints(
     optional("drop", drop, str)
     checked_which(which)
     unwanted = None if drop is None else NamePattern("drop", drop)
-    with open_checkpoint(first) as opened, open_checkpoint(second) as other_opened:
+    with open_checkpoint(first, layouts=layouts) as opened, open_checkpoint(second) as other_opened:
         dropped: dict[str, Assembled] = {}
         (stored, asked), (there, also) = chosen_part(opened, which), chosen_part(other_opened, which)
         one, other = _without(stored, unwanted), _without(there, unwanted)

@@ -17,6 +17,7 @@ from ..._dtypes import DTYPES
 from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
+from ...placing import Layouts
 from ...rules.left_out import LeftOut
 from ...rules.states import training_names
 from ..data.engine import add_digests, check_job_memory, check_threads
@@ -45,6 +46,7 @@ _NO_NAME: list[Any] = [None]
 def verify_checkpoint(
     path: str | os.PathLike[str] | Location,
     *,
+    layouts: Layouts | None = None,
     which: Which = "all",
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -56,6 +58,7 @@ def verify_checkpoint(
         path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
             the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
             read in full, and their structure is checked.
+        layouts: Those of bare files of ranks, as for `open_checkpoint`; elements that several ranks hold are compared.
         which: `"weights"` verifies these alone, `"state"` all but these: moments, master copies, steps.
         memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
         threads: The number of threads; one per core if left out.
@@ -90,8 +93,9 @@ def verify_checkpoint(
     check_threads(threads)
     checked_which(which)
     given = location_of(path)
-    known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
-    report = _Verification(given, which, memory, threads, progress).report()
+    if layouts is None:
+        known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
+    report = _Verification(given, layouts, which, memory, threads, progress).report()
     if report.damaged:
         lines = [str(one) for one in report.damaged[:MOST_SHOWN]]
         more = len(report.damaged) - len(lines)
@@ -107,9 +111,15 @@ class _Verification:
     """A checkpoint under verification, with the damage found so far."""
 
     def __init__(
-        self, path: Location, which: Which, memory: int, threads: int | None, progress: DigestProgress | None
+        self,
+        path: Location,
+        layouts: Layouts | None,
+        which: Which,
+        memory: int,
+        threads: int | None,
+        progress: DigestProgress | None,
     ) -> None:
-        self._path = path
+        self._path, self._layouts = path, layouts
         self._which = which
         self._work = (memory, threads, progress)
         self._damaged: list[Damage] = []
@@ -162,7 +172,7 @@ class _Verification:
     def _whole(self, manifest: dict[str, Any] | None) -> VerifyReport:
         """Verify a checkpoint that can be opened."""
         path = self._path
-        with open_checkpoint(path) as whole:
+        with open_checkpoint(path, layouts=self._layouts) as whole:
             expected = _expected(path, whole, manifest)
             checkpoint, left_out = chosen_part(whole, self._which)
             files = {} if manifest is None else _files_of(path, manifest)
@@ -175,6 +185,8 @@ class _Verification:
             found = piece_digests(checkpoint, sums, *self._work, frames.add)
             self._unread(checkpoint, found)
             self._compare(checkpoint, found, expected, files)
+            if self._layouts is not None:
+                self._compare_replicas(checkpoint)
             # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
             damaged = {one.file for one in self._damaged}
             for file in frames.damaged():
@@ -185,6 +197,18 @@ class _Verification:
                 tuple(checkpoint.unreadable), (), (*beside(path, whole), *self._alone(whole), *left_out),
                 totals_of(checkpoint.described(), whole.training.names),
             )  # fmt: skip
+
+    def _compare_replicas(self, checkpoint: StoredCheckpoint) -> None:
+        """Note the bare files that hold other elements than the first rank that has them."""
+        for name, tensor in checkpoint.items():
+            for piece in tensor.replicas:
+                box = tuple(slice(*side) for side in piece.bounds)
+                held = StoredTensor(name, tensor.known_dtype, tensor.shape, (piece,)).read(box)
+                if held.tobytes() != tensor.read(box).tobytes():
+                    problem = (
+                        f"{piece.path}: tensor {shown(name)}: {box_text(piece.bounds)} differs from another rank's"
+                    )
+                    self._add(name, piece.path, problem)
 
     def _alone(self, checkpoint: StoredCheckpoint) -> list[LeftOut]:
         """List states without weights, unless only states were asked for; weights without states may be frozen."""

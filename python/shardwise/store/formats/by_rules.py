@@ -8,7 +8,7 @@ layouts do not give, and a tensor that a rank lacks or should not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,6 @@ from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.coverage import tile
 from ..tensors.stored import StoredTensor
 from ..tensors.stored_pieces import ListedPieces, StoredPiece
-from .open import open_checkpoint
 
 __all__ = ["open_by_rules"]
 
@@ -40,12 +39,15 @@ _SAFETENSORS = re.compile(
 )
 
 
-def open_by_rules(path: Location, layouts: Placing) -> StoredCheckpoint:
+def open_by_rules(
+    path: Location, layouts: Placing, open_file: Callable[[Location], StoredCheckpoint]
+) -> StoredCheckpoint:
     """Open a folder of bare files of ranks as one checkpoint, cut as layouts say.
 
     Args:
         path: The folder.
         layouts: The layouts of the tensors; rank i is device i of their mesh.
+        open_file: Opens one of the files.
 
     Raises:
         LayoutError: if the layouts have no mesh, or do not fit a tensor.
@@ -56,7 +58,7 @@ def open_by_rules(path: Location, layouts: Placing) -> StoredCheckpoint:
         raise LayoutError("the layouts of the files of ranks have no mesh, which says how many ranks there are")
     labels = layouts.world.labels()
     names = _files_of(path, len(labels))
-    opened = [[open_checkpoint(path / name, part=True) for name in names[rank]] for rank in range(len(labels))]
+    opened = [[open_file(path / name) for name in names[rank]] for rank in range(len(labels))]
     held: dict[str, dict[int, StoredTensor]] = {}
     unreadable: dict[str, str] = {}
     for rank, files in enumerate(opened):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from typing import Any, NamedTuple
 from ..._arguments import check_items, is_true
 from ..._fork import importing
 from ..._text import shown
-from ...errors import ParseError
+from ...errors import LayoutError, ParseError
+from ...placing import Layouts, placing_of
 from ..data.location import Location, hub_hint, location_of, refuse_other
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.kinds import kind_of
 from ..tensors.stored import UnsupportedError
+from .by_rules import open_by_rules
 from .known import BY_TENSORFLOW, FORMS, MOST_FOLDERS, Candidate, is_prefix
 
 __all__ = ["known_form", "open_checkpoint"]
@@ -35,6 +38,7 @@ def open_checkpoint(
     part: bool = False,
     padded: bool = False,
     parameter_names: Sequence[str] | None = None,
+    layouts: Layouts | None = None,
 ) -> StoredCheckpoint:
     """Open a checkpoint of any format: a mapping from names to stored tensors.
 
@@ -56,8 +60,13 @@ def open_checkpoint(
             has numbers only, and the model beside does not settle which is which. In the program that made the
             optimizer they are `[names[p] for group in optimizer.param_groups for p in group["params"]]`, with
             `names = {p: name for name, p in model.named_parameters()}`.
+        layouts: If given, `path` is a folder of bare files, one for each device of the layouts' mesh, in order, and
+            each holds what the layouts give that device: Meta's `consolidated.00.pth`, engines' sharded states, or
+            `mp_rank_00.pt`. They must have a mesh of all devices.
 
     Raises:
+        LayoutError: if `layouts` have no mesh of all devices, or do not fit a tensor, or are given with `padded` or
+            `parameter_names`.
         OSError: if a file cannot be opened or read.
         ParseError: if it is none of these, or one that cannot be read; if it is a part of a checkpoint, whose other
             files are missing, or that should be opened as a whole; if a file does not follow its format, or the pieces
@@ -76,6 +85,10 @@ def open_checkpoint(
     ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
     <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
     """
+    if layouts is not None:
+        if padded or parameter_names is not None:
+            raise LayoutError("padded and parameter_names are for files that say how they are cut; layouts is given")
+        return open_by_rules(location_of(path), placing_of(layouts), partial(open_checkpoint, part=True))
     form = known_form(location_of(path))
     with importing:
         module = import_module(f".{form.module}", __package__)

@@ -13,11 +13,10 @@ from ...._arguments import is_true
 from ...._garbage import uncollected
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh
-from ....placing import Layouts, placing_of
+from ....placing import Layouts
 from ....rules.numbers import Config
 from ....rules.rewrites import Rewrites
 from ...data.location import Location, is_sampled, location_of, taken
-from ...formats.by_rules import open_by_rules
 from ...formats.open import open_checkpoint
 from ...rewritten.convert import Overflow
 from ...rewritten.names import Which, chosen_part, refuse_unreadable
@@ -289,10 +288,12 @@ def _planned(source: Location, request: Request) -> Iterator[CheckpointPlan]:
     target = request.target
     refuse_source(source, target)
     with uncollected():
-        if request.source_layouts is not None:
-            opened = open_by_rules(source, placing_of(request.source_layouts))
-        else:
-            opened = open_checkpoint(source, padded=request.padded, parameter_names=request.parameter_names)
+        opened = open_checkpoint(
+            source,
+            padded=request.padded,
+            parameter_names=request.parameter_names,
+            layouts=request.source_layouts,
+        )
     with (
         opened as whole,
         locked(target) if request.is_written else nullcontext(),
