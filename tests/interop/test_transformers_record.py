@@ -188,7 +188,7 @@ def test_the_page_says_of_each_type_with_a_plan_how_it_is_known() -> None:
     """All types of this transformers are in the table, most with rules, and it is that of what was found."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from ..oracle.families.recorded import PLANS, has_plan, table
+    from ..oracle.families.recorded import PLANS, has_plan, table, types_table
 
     known = json.loads(PLANS.read_text())
     hows = list(known["types"].values())
@@ -196,6 +196,7 @@ def test_the_page_says_of_each_type_with_a_plan_how_it_is_known() -> None:
     assert len(hows) - hows.count("none") >= 150
     assert hows.count("recorded") >= 30
     assert table() in (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
+    assert types_table() in (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
     if known["transformers"] == transformers.version:
         assert {kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])} == known["types"].keys()
 
@@ -210,3 +211,45 @@ def test_types_are_as_the_page_says(kind: str) -> None:
     if known["transformers"] != transformers.version or kind not in known["types"]:
         pytest.skip("another version of transformers")
     assert ask(kind)[0] == known["types"][kind]
+
+
+def known_types() -> list[str]:
+    from shardwise.rules.model_shapes import _tables
+
+    return sorted(_tables())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", known_types())
+def test_tensors_of_types_are_those_of_default_configurations(kind: str) -> None:
+    """At the full sizes of each type, of which nothing was learned."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from shardwise.rules.model_shapes import model_shapes
+
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("this transformers does not have it")
+    config = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str)) | {"model_type": kind}
+    config["architectures"] = None
+    made = {name: shape for name, (shape, _) in transformers.written_tensors(config).items()}
+    assert model_shapes(config) == made
+
+
+@pytest.mark.slow
+def test_a_recorded_file_states_the_tensors_of_its_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole way: the file of one model, then `fits` and the tensors of another one from that file alone."""
+    from shardwise.rules.model_shapes import model_shapes
+    from shardwise.store.learn.type_tensors import tensors_text
+
+    config = {
+        "model_type": "helium", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
+        "vocab_size": 480, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 3,
+    }  # fmt: skip
+    rules = tmp_path / "mine.toml"
+    rules.write_text("[rules]\n'proj' = ['tp', []]\n\n" + tensors_text(transformers.type_tensors_of(config)))
+    other = config | {"hidden_size": 512, "num_hidden_layers": 7, "tie_word_embeddings": True, "attention_bias": True}
+    made = {name: shape for name, (shape, _) in transformers.written_tensors(other).items()}
+    assert model_shapes(other, rules) == made
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert main(["fits", str(tmp_path / "config.json"), "--rules", str(rules), "--tp", "2"]) in (0, 4)
+    assert "tp 2" in capsys.readouterr().out

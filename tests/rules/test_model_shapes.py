@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.rules.model_shapes import model_shapes
 
 from ..checks import refused
@@ -122,3 +124,73 @@ def test_a_number_that_is_null_is_not_there() -> None:
     null = {"decoder_sparse_step": None, "mlp_only_layers": None}
     assert model_shapes(config) == model_shapes(config | null)
     assert "model.layers.0.mlp.experts.1.up_proj.weight" in model_shapes(config)
+
+
+MINE = """
+[rules]
+'\\.w$' = ["tp", []]
+
+[tensors]
+type = "mine"
+fixed = { gated = false }
+defaults = { d = "= hidden // heads" }
+
+[[tensors.groups]]
+range = { i = "layers", e = "experts" }
+where = ["kinds[i] == 'sparse'", "i >= first_sparse"]
+[tensors.groups.shapes]
+'h.{i}.experts.{e}.w' = ["heads * d", "hidden"]
+"""
+CONFIG = {"model_type": "mine", "hidden": 12, "heads": 3, "layers": 3, "kinds": ["sparse", "dense", "sparse"]}
+CONFIG |= {"experts": 2, "first_sparse": 1}
+
+
+def test_a_rules_file_states_the_tensors_of_its_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules, config = tmp_path / "mine.toml", tmp_path / "config.json"
+    rules.write_text(MINE)
+    config.write_text(json.dumps(CONFIG))
+    shapes = {"h.2.experts.0.w": (12, 12), "h.2.experts.1.w": (12, 12)}
+    assert model_shapes(CONFIG, rules) == shapes
+    assert model_shapes({"model_type": "outer", "text_config": CONFIG}, rules) == shapes
+    assert model_shapes({**CONFIG, "d": 5}, rules)["h.2.experts.0.w"] == (15, 12)
+    assert [size.verdict for size in sw.fits(CONFIG, (2, 8), rules=rules).sizes] == ["fits", "padded"]
+    assert main(["report", str(config), "--rules", str(rules), "--mesh", "tp=4"]) == 0
+    assert "h.2.experts.{0,1}.w" in capsys.readouterr().out
+    assert main(["state", str(config), "--rules", str(rules), "--mesh", "tp=4"]) == 0
+    assert capsys.readouterr().out
+    with refused(sw.ParseError, "gated is True", "--record"):
+        model_shapes({**CONFIG, "gated": True}, rules)
+    with refused(sw.LayoutError, "no first_sparse"):
+        model_shapes({name: value for name, value in CONFIG.items() if name != "first_sparse"}, rules)
+    llama = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    assert "lm_head.weight" in model_shapes({**llama, "vocab_size": 4, "intermediate_size": 16}, rules)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('type = "mine"', "type = 3", "tensors.type"),
+        ("range =", "ranges =", "ranges"),
+        ("where = [", 'where = ["i ~ 3", ', "i ~ 3"),
+        ('"heads * d"', '"heads *"', "expected a number"),
+        ("[[tensors.groups]]", "[[tensors.group]]", "group"),
+    ],
+)
+def test_a_table_of_tensors_that_is_wrong_is_refused(before: str, after: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(MINE.replace(before, after))
+    with pytest.raises(sw.ShardwiseError, match=said):
+        model_shapes(CONFIG, tmp_path / "mine.toml")
+
+
+def test_types_that_were_learned_are_known_without_transformers() -> None:
+    """Gemma 7B has 8,537,680,896 parameters, as its card says; what is not in its configuration is the type's own."""
+    config = {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000}
+    shapes = model_shapes(config)
+    assert shapes["model.layers.27.self_attn.q_proj.weight"] == (4096, 3072)
+    assert sum(math.prod(shape) for shape in shapes.values()) == 8_537_680_896
+    assert "lm_head.weight" not in shapes
+    inner = model_shapes({"model_type": "with_images", "text_config": config, "vision_config": {"hidden_size": 2}})
+    assert inner == shapes
+    with refused(sw.ParseError, "architectures", "GemmaForCausalLM"):
+        model_shapes({**config, "architectures": ["GemmaForSequenceClassification"]})

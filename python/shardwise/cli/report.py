@@ -149,7 +149,7 @@ def report_on(
     left_out: list[LeftOut] = []
     lost: list[str] = []
     if is_described(Path(source)):
-        stored: Outline = _asked(described_tensors(Path(source)), unwanted, left_out)
+        stored: Outline = _asked(described_tensors(Path(source), rules), unwanted, left_out)
         names = set(stored)
         said = {} if given is None else read_config(given)
         path: Location = Path(source)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._text import shown
+from ..errors import LayoutError
 from ..rules.layout_map import LayoutMap
 from ..rules.layout_rule import LayoutRule
 from ..rules.numbers import read_config
@@ -126,14 +127,33 @@ def _recorded(given: Sequence[str], axis: str, as_json: bool) -> int:
         f"# Tensor-parallel over the mesh axis {json.dumps(axes[-1])} as {_RECORDED[engine]} {version} loads "
         f"{printable(str(said.get('model_type')))}: recorded on 1, 2 and 4 ranks.\n\n{learned.text}"
     )
+    tensors, why = _tensors(said)
+    text += "" if tensors is None else f"\n{tensors}\n"
     if as_json:
         print(json.dumps({"text": text, "unexplained": dict(learned.unexplained), "unused": learned.unused}))
     else:
         print(text, end="")
         say("warning", lines_alike(((name, " is loaded into no parameter") for name in learned.unused), _MOST_SHOWN))
+        if tensors is None:
+            say(
+                "warning",
+                [f"the file does not state the tensors, which `fits` and `report` of a config.json need: {why}"],
+            )
         reasons = ((name, f": {why}") for name, why in learned.unexplained.items())
         say("error", lines_alike(reasons, _MOST_SHOWN))
     return 1 if learned.unexplained else 0
+
+
+def _tensors(said: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the part of a rules file that states the tensors of a type; or `None`, and why there is none."""
+    from ..store.learn.type_tensors import tensors_text
+
+    try:
+        from ..interop import transformers
+
+        return tensors_text(transformers.type_tensors_of(said)), ""
+    except (ImportError, LayoutError) as error:
+        return None, str(error)
 
 
 def _some(names: Sequence[str]) -> str:

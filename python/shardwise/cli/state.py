@@ -179,11 +179,11 @@ def _model(options: argparse.Namespace) -> _ModelOutline:
         from ..store.rewritten.model_tensors import described_tensors, is_described
 
         if is_described(path):
-            listed = described_tensors(path)
+            listed = described_tensors(path, options.rules)
             config = {} if options.config is None else read_config(options.config)
             tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
             return _ModelOutline(tensors, config or _described_config(path), lambda name: None)
-    with opened_model(options.model, options.config) as (outline, given, read):
+    with opened_model(options.model, options.config, options.rules) as (outline, given, read):
         kept = {name: read(name) for name in outline if name.endswith(("g_idx", "weight_shape"))}
         return _ModelOutline(outline, given, kept.get)
 

@@ -23,8 +23,14 @@ Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], "Reader
 
 
 @contextmanager
-def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Config | None) -> Iterator[Known]:
+def opened_model(
+    model: str | os.PathLike[str] | Mapping[str, Any],
+    config: Config | None,
+    rules: str | os.PathLike[str] | None = None,
+) -> Iterator[Known]:
     """Yield what is known of a model: of a checkpoint what its headers say, else what its configuration says.
+
+    Rules may state the tensors of a configuration.
 
     Raises:
         OSError: if a file cannot be read.
@@ -33,11 +39,11 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
     """
     if isinstance(model, Mapping):
         _refuse_two(config)
-        yield _configured(model)
+        yield _configured(model, rules)
         return
     if isinstance(model, str) and "://" not in model and _is_configuration(path_of(model)):
         _refuse_two(config)
-        yield _configured(read_config(model))
+        yield _configured(read_config(model), rules)
         return
     with importing:  # Late: none of it is needed for a configuration on a disk.
         from ..store.data.location import location_of
@@ -49,7 +55,7 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
     path = location_of(model)
     if _is_configuration(path):
         _refuse_two(config)
-        yield _configured(config_of(path) if path.name == "config.json" else read_config(path))
+        yield _configured(config_of(path) if path.name == "config.json" else read_config(path), rules)
         return
     with uncollected():
         try:
@@ -58,7 +64,7 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
             given = config_of(path) if config is None else read_config(config)
             if not given or not path.is_dir():
                 raise
-            yield _configured(given)
+            yield _configured(given, rules)
             return
         with opened as checkpoint:
             outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint.described()}
@@ -75,10 +81,10 @@ def _refuse_two(config: Config | None) -> None:
         raise LayoutError("config is given, and model is a configuration itself: which of the two counts?")
 
 
-def _configured(config: Mapping[str, Any]) -> Known:
+def _configured(config: Mapping[str, Any], rules: str | os.PathLike[str] | None) -> Known:
     with importing:
         from ..quantized.stated import stated_tensors
         from ..rules.model_shapes import model_shapes
 
-    outline, read = stated_tensors(model_shapes(config), config)
+    outline, read = stated_tensors(model_shapes(config, rules), config)
     return outline, config, read

@@ -64,13 +64,14 @@ def fits(
     >>> answer.sizes[2].problems[0].why
     '8 heads do not divide into 16'
     """
-    with opened_model(model, config) as (outline, given, read):
+    file = None if rules is None else rules_named(os.fspath(rules), None)
+    with opened_model(model, config, file) as (outline, given, read):
         _check_method(given)
-        if rules is not None:
+        if file is not None:
             with importing:
                 from .by_rules import fits_by_rules
 
-            return fits_by_rules(outline, given, rules_named(os.fspath(rules), None), _sizes(tp, ep), read)
+            return fits_by_rules(outline, given, file, _sizes(tp, ep), read)
         return fits_tensors(outline, given, tp, ep, read=read)
 
 

@@ -18,7 +18,16 @@ from ..errors import LayoutError
 from ..rules.names import keys_of
 from ..store import RecordedModel
 
-__all__ = ["LoneGroup", "check_sizes", "check_total", "folder_of", "recorded_models", "recorded_rank", "refused_by"]
+__all__ = [
+    "LoneGroup",
+    "check_sizes",
+    "check_total",
+    "folder_of",
+    "recorded_models",
+    "recorded_rank",
+    "refused_by",
+    "with_few_layers",
+]
 
 #: The most elements of a model that is recorded: its ranks are loaded several times.
 _MOST = 1 << 28
@@ -48,6 +57,7 @@ _SMALL = {
 #: Further keys, which may be no larger in small models.
 _AT_MOST = {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
 #: Lists with an entry for each layer.
+_LAYERS = (*keys_of("layers"), "num_layers", "depth", "encoder_layers", "decoder_layers")
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
 
 
@@ -145,6 +155,24 @@ def _scaled(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], num
         if isinstance(value, Mapping) and key.endswith("config"):
             found[key] = _scaled(value, sizes, number)
     return found
+
+
+def with_few_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with all of its values, small, with the fewest layers that are of each kind."""
+    small = _scaled(config, _SMALL, 0)
+    key = next((key for key in _LAYERS if type(config.get(key)) is int), None)
+    if key is not None:
+        lists = {name: each for name, each in config.items() if isinstance(each, list) and len(each) == config[key] > 0}
+        kinds = {name: list(dict.fromkeys(each)) for name, each in lists.items() if isinstance(each[0], str)}
+        count = max([4, *map(len, kinds.values())])
+        small |= {name: count for name in _LAYERS if type(config.get(name)) is int}
+        for name, each in lists.items():
+            entries = kinds.get(name, each)
+            small[name] = [entries[at % len(entries)] for at in range(count)]
+    for name, value in config.items():
+        if isinstance(value, Mapping) and name.endswith("config"):
+            small[name] = with_few_layers(value)
+    return small
 
 
 def check_sizes(**sizes: int) -> None:

@@ -5,6 +5,7 @@ It needs transformers and PyTorch; no device, no weights and no other process.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..rules.layout_rule import LayoutRule
 from ..rules.tp_plan import LoadedTensor, rules_of_loaded
+from ..rules.type_tensors import TypeTensors
 from ..store import RecordedModel
-from ._recording import check_sizes, check_total, recorded_models, refused_by
+from ..store.learn.type_tensors import learn_type_tensors
+from ._recording import check_sizes, check_total, recorded_models, refused_by, with_few_layers
 from .torch import record
 
 with importing:
@@ -25,7 +28,15 @@ with importing:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-__all__ = ["record_models", "record_ranks", "tp_plan_of", "tp_rules_of", "version", "written_tensors"]
+__all__ = [
+    "record_models",
+    "record_ranks",
+    "tp_plan_of",
+    "tp_rules_of",
+    "type_tensors_of",
+    "version",
+    "written_tensors",
+]
 
 #: The version of transformers.
 version: str = transformers.__version__
@@ -110,6 +121,51 @@ def written_tensors(config: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...
         state = {name: value for name, value in model.state_dict().items() if name not in again}
         written = revert_weight_conversion(model, state) if get_model_conversion_mapping(model) else state
         return {name: (tuple(value.shape), "float32") for name, value in written.items()}
+
+
+def type_tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names and shapes of the tensors of a model's type, in terms of its configuration.
+
+    It makes some eighty small models without weights, and is compared with the model of the configuration itself.
+
+    Args:
+        config: The contents of a `config.json`.
+
+    Returns:
+        What a rules file states under `tensors`.
+
+    Raises:
+        LayoutError: If transformers does not have the model, or its tensors follow from the configuration in no way
+            that such a file states.
+    """
+    kind = CONFIG_MAPPING[config["model_type"]] if config.get("model_type") in CONFIG_MAPPING else None
+    own = type(_model(config))
+
+    def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+        assert kind is not None  # Or there would be no model.
+        made: dict[str, Any] = json.loads(json.dumps(kind.from_dict(dict(given)).to_dict(), default=str))
+        return made
+
+    def shapes_of(given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        named = {**given, "architectures": [own.__name__]}
+        return {name: shape for name, (shape, _) in written_tensors(named).items()}
+
+    with _quiet():
+        whole = {
+            key: value for key, value in resolved(config).items() if key not in ("quantization_config", "architectures")
+        }
+        table = learn_type_tensors(
+            with_few_layers(whole) | {"model_type": config["model_type"]},
+            shapes_of,
+            resolved,
+            architecture=own.__name__,
+            other_names=dict(getattr(kind, "attribute_map", {})),
+        )
+        made, real = TypeTensors(table, "what was learned").shapes({**config, "architectures": None}), shapes_of(config)
+    if made != real:
+        names = [name for name in {**made, **real} if made.get(name) != real.get(name)]
+        raise LayoutError(f"what was learned does not hold for the configuration itself: {', '.join(names[:4])}")
+    return table
 
 
 def record_ranks(

@@ -9,7 +9,7 @@
 | `toml`, `toml_tables`, `toml_text` | rules files, read and written; files of TOML as tables that are checked |
 | `shipped` | the files of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
-| `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
+| `numbers`, `model_shapes`, `type_tensors` | sizes by name; shapes from a configuration, also of recorded types |
 | `parameter_order` | the order of a model's parameters, from its configuration |
 | `rewrites`, `rewrite`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |

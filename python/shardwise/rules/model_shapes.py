@@ -5,8 +5,12 @@ The families are those of transformers; `tests/data/families` has models that tr
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from .._expressions import parse_expression
@@ -14,7 +18,9 @@ from .._text import shown
 from ..errors import ParseError
 from .names import expert_names, keys_of
 from .numbers import Config, NamedNumbers, read_config
-from .wrapped import language_config
+from .toml import read_type_tensors
+from .type_tensors import MOST_TENSORS, TypeTensors
+from .wrapped import language_config, language_part
 
 __all__ = ["model_shapes"]
 
@@ -43,8 +49,6 @@ _NUMBERS: dict[str, Any] = {
     "vd": keys_of("linear_v_head_dim"),
     "kernel": [*keys_of("linear_kernel"), 4],
 }
-#: More tensors than any model has.
-_MOST = 1 << 21
 #: No dim of any model is so large.
 _LARGEST = 1 << 40
 
@@ -261,12 +265,13 @@ _AROUND = {
 }
 
 
-def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a model's tensors, as transformers stores them before they are quantized.
 
     Args:
         config: The model's `config.json`, or what it says. Of a model with images or sound it is the text model's part
-            that counts. Layers that predict further tokens are left out.
+            that counts, if no table has the whole. Layers that predict further tokens are left out.
+        rules: A rules file, or the name of one of the package's, that may state the tensors of the model's type.
 
     Raises:
         ParseError: if the family is not known, or a number that it needs is missing.
@@ -282,11 +287,22 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     said = language_config(whole)
     # A part for text may have no type of its own, and one of its own the whole may lack.
     types = [one.get("model_type") for one in (said, whole)]
+    named = ((one.get("model_type"), one) for one in (language_part(whole), whole))
+    parts = {kind: one for kind, one in named if isinstance(kind, str)}
+    stated = None if rules is None else read_type_tensors(os.fspath(rules))
+    if stated is not None and isinstance(stated.type, str) and stated.type in parts:
+        return stated.shapes(parts[stated.type])
     family = next((one for one in types if _is_known(one)), None)
     if family is None:
-        known = ", ".join(sorted(_FAMILIES))
+        table = next((one for one in map(_recorded, reversed(parts)) if one is not None), None)
+        if table is not None:
+            return table.shapes(parts[str(table.type)])
+        known = ", ".join(sorted({*_FAMILIES, *_tables()}))
         given = " and ".join(dict.fromkeys(map(shown, types)))
-        raise ParseError(f"the configuration: model_type is {given}; the tensors are known of {known}")
+        raise ParseError(
+            f"the configuration: model_type is {given}; the tensors are known of {known}; `shardwise rules --record "
+            "transformers config.json`, where transformers is installed, makes a file that states them, for --rules"
+        )
     layer_of, is_tied = _FAMILIES[family]
     before, after, output, prefix = _AROUND.get(family, _USUAL)
     numbers = NamedNumbers(_NUMBERS, said, "the family's tensors")
@@ -295,12 +311,24 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     for layer in range(sizes.number("layers")):
         for names, shape in sizes.listed(layer_of(said, layer), f"{prefix}.{layer}."):
             found.update(dict.fromkeys(names, shape))
-            if len(found) > _MOST:
-                raise ParseError(f"the configuration: it describes more than {_MOST} tensors")
+            if len(found) > MOST_TENSORS:
+                raise ParseError(f"the configuration: it describes more than {MOST_TENSORS} tensors")
     found.update(sizes.of(after))
     if not _is(said, "tie_word_embeddings", is_tied):
         found.update(sizes.of(output))
     return found
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    """The tables of types that were recorded."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "tensors.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _recorded(kind: Any) -> TypeTensors | None:
+    table = _tables().get(kind) if isinstance(kind, str) else None
+    return None if table is None else TypeTensors({"type": kind, **table}, "the package")
 
 
 def _is_known(family: Any) -> TypeGuard[str]:
@@ -335,5 +363,5 @@ class _ShapeSizes:
                 yield [before + name], self._shapes[text]
                 continue
             head, tail = f"{before}{name}".split("{e}")
-            experts = range(min(self.number("experts"), _MOST + 1))
+            experts = range(min(self.number("experts"), MOST_TENSORS + 1))
             yield [f"{head}{expert}{tail}" for expert in experts], self._shapes[text]

@@ -19,6 +19,7 @@ from .numbers import Config, NamedNumbers, numbered, read_config
 from .search import MATCH_MODES, MatchMode
 from .shipped import called, example_rules, rules_file
 from .toml_tables import check_table, checked_list, errors_at, nearest_key, parse_toml, read_text
+from .type_tensors import TypeTensors
 from .wrapped import model_types
 
 __all__ = [
@@ -37,12 +38,13 @@ __all__ = [
     "read_numbers",
     "read_replicated",
     "read_rewrites",
+    "read_type_tensors",
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "ordered", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
-_BOTH = {"compared", "models", "numbers"}
+_BOTH = {"compared", "models", "numbers", "tensors"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
 PLACING = {"at", "lists", "meshes", "parameters", "world"}
 
@@ -173,6 +175,12 @@ def read_numbers(document: Mapping[str, Any], config: Config | None, source: str
     table = document.get("numbers", {})
     check_table(table, f"{source}: numbers")
     return NamedNumbers(table, config, source)
+
+
+def read_type_tensors(file: RulesOrDocument) -> TypeTensors | None:
+    """Return the tensors of a type of models that a rules file states, if it does."""
+    document, source, _ = read_document(file)
+    return TypeTensors(document["tensors"], source) if "tensors" in document else None
 
 
 def read_document(file: RulesOrDocument) -> Document:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["language_config", "model_types"]
+__all__ = ["language_config", "language_part", "model_types"]
 
 #: The keys under which configurations have that of their language model, the likeliest first.
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -67,6 +67,18 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         defaults = dict(zip(_SIZES, _DEFAULTS.get(str(part.get("model_type")), ()), strict=False))
         found = {**found, **defaults, **part}
     return found
+
+
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that is of the language model, as it stands there, or the whole.
+
+    >>> language_part({"model_type": "llava", "text_config": {"model_type": "llama"}})
+    {'model_type': 'llama'}
+    """
+    part = config
+    for _ in range(_DEEPEST):
+        part = next((part[key] for key in _PARTS if isinstance(part.get(key), Mapping) and part[key]), part)
+    return part
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,15 @@ def table() -> str:
     return "\n".join(["| how | number | model types |", "|---|---|---|", *rows])
 
 
+def types_table() -> str:
+    """The table of the types whose tensors are known from a configuration."""
+    from shardwise.rules.model_shapes import _FAMILIES, _tables
+
+    rows = {"by hand": sorted(_FAMILIES), "learned": sorted(_tables().keys() - _FAMILIES.keys())}
+    found = [f"| {how} | {len(names)} | {', '.join(f'`{name}`' for name in names)} |" for how, names in rows.items()]
+    return "\n".join(["| how | number | model types |", "|---|---|---|", *found])
+
+
 def ask(kind: str) -> tuple[str, list[str]]:
     """What the adapter makes of a type, as in `PLANS`, and why it is not more."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -5,6 +5,7 @@
 | `learn`, `entries` | rewrites from one checkpoint to another, verified; their entries in a rules file |
 | `recorded` | rules of an engine, from what its loader did for models of several sizes |
 | `staged` | which ranks have a parameter at all: stages, experts; the file that says it |
+| `type_tensors`, `experiments`, `facts` | a type's tensors, from experiments with its configuration |
 | `named` | sizes with the names of a configuration |
 | `fibers` | runs of equal bytes |
 | `relations`, `dims` | from runs to splits, orders and stacks; the words of a rewrite for dims |

@@ -30,6 +30,8 @@ _QUERIES = ("heads*d", "heads//groups*d")
 _KEYS = ("groups*d", "d")
 _OTHERS = ("inner", "expert_inner", "hidden", "words", "experts")
 _COUNTS = ("groups", "heads", *_OTHERS, "d")
+#: Factors of dims besides: halves of heads, as rotary positions pair them.
+_HALVES = ("d//2",)
 _BLOCK, _EACH = re.compile(r"(\w+):\((\d+)\)"), re.compile(r"(\w+):(\d+)")
 _PERIOD = re.compile(r"\((\d+) \[([^\]]*)\]\)")
 _FACTOR = re.compile(r"(\w+)=(\d+)")
@@ -115,7 +117,7 @@ class _SizeNames:
             text = _PERIOD.sub(self._period, side["packed"])
             made["packed"] = _BLOCK.sub(lambda part: f"{part[1]}:({self._part(part)})", text)
         for factor in _FACTOR.finditer(side.get("dims", "")):
-            name = self._name(int(factor[2]), (*_COUNTS, *_QUERIES))
+            name = self._name(int(factor[2]), (*_COUNTS, *_QUERIES, *_HALVES))
             if isinstance(name, str) and factor[1] not in made:
                 made["dims"] = made["dims"].replace(factor[0], factor[1])
                 made[factor[1]] = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,10 +33,11 @@ def is_described(path: Path) -> bool:
     return name.endswith((".json", ".toml")) and not name.endswith((".index.json", ".weights.json")) and path.is_file()
 
 
-def described_tensors(path: Path) -> Outline:
+def described_tensors(path: Path, rules: str | os.PathLike[str] | None = None) -> Outline:
     """Read the names and shapes of tensors from a model's `config.json`, or from a list in JSON or TOML.
 
     A list has an entry for each name: a shape, or a table with `shape` and `dtype`; the dtype is bfloat16 if left out.
+    Rules may state the tensors of a configuration.
 
     Raises:
         OSError: if it cannot be read.
@@ -55,7 +57,7 @@ def described_tensors(path: Path) -> Outline:
     if not isinstance(said, dict):
         raise ParseError(f"{path}: is neither a model's configuration nor a list of tensors with their shapes")
     if "model_type" in said or "architectures" in said:
-        outline, _ = stated_tensors(model_shapes(said), said)
+        outline, _ = stated_tensors(model_shapes(said, rules), said)
         return {name: (shape, CODES[code]) for name, (code, shape) in outline.items()}
     listed = said.get("tensors", said)
     if not isinstance(listed, dict):
