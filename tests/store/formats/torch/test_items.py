@@ -180,7 +180,7 @@ def test_safetensors_are_cut_as_the_index_says(tmp_path: Path) -> None:
         rank: {"file_path": f"w/{rank}.safetensors", "serialization_format": {"type": "SafetensorsSerialization"}}
         for rank in range(4)
     }
-    placements = [{"type": "Replicate"}, {"type": "Shard", "dim": 0}]
+    placements: list[dict[str, Any]] = [{"type": "Replicate"}, {"type": "Shard", "dim": 0}]
     tensors = {'["w"]': said([5, 2], placements, (2, 2), ranks)}
     item = {"nested_path_to_metadata": tensors, "rank_to_layout_info": layouts}
     index = {"metadata": {"model": item}, "world_size": 4, "version": "2.0"}
