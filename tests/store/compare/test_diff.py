@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +72,8 @@ def test_moments_of_optax_are_those_of_pytorch(tmp_path: Path) -> None:
 def test_the_count_of_optax_is_the_step_of_each_parameter(tmp_path: Path, turned: bool) -> None:
     """Two parameters, one count: a step that differs is named, and so is a count of other parameters."""
     arrays = {name: np.full(3, value, "f4") for value, name in enumerate(("w", "b"))}
-    optax = {"opt_state.0.count": np.int32(4), "opt_state.1.count": np.int32(4)}
-    torch = {}
+    optax: dict[str, Any] = {"opt_state.0.count": np.int32(4), "opt_state.1.count": np.int32(4)}
+    torch: dict[str, Any] = {}
     for name, array in arrays.items():
         optax |= {f"params.{name}": array, f"opt_state.0.mu.{name}": array, f"opt_state.0.nu.{name}": array}
         torch |= {f"model.{name}": array, f"optim.state.{name}.step": np.float32(4)}
