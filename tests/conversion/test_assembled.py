@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from shardwise._dtypes import DTYPES, Dtype
 from shardwise.conversion.arrange import arranged
-from shardwise.conversion.assembled import Assembled, Wanted
+from shardwise.conversion.assembled import Assembled
 from shardwise.conversion.leaves import Stored, Values
+from shardwise.conversion.tables import Wanted
 from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.store.write.places.fetch import fetched_box
 

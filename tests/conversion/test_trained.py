@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise._dtypes import DTYPES
 from shardwise.conversion.apply import rewritten
-from shardwise.conversion.assembled import Wanted
 from shardwise.conversion.leaves import Stored
+from shardwise.conversion.tables import Wanted
 from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.quantized import Along, Component, LogicalTensor
 from shardwise.store.write.places.fetch import fetched_box

@@ -17,6 +17,7 @@ from mpi4py import MPI
 import shardwise as sw
 from shardwise import packed
 from shardwise.execute import mpi
+from shardwise.execute.communicator import MpiTransport
 from tests.checks import view_index
 from tests.strategies import layouts
 from tests.tilings import explicit, flat_ranges, grids, held, numbered, view
@@ -237,7 +238,7 @@ def failure_later() -> None:
         def fail(*arguments: Any) -> Any:
             raise MemoryError("no room for this")
 
-        mpi._MpiTransport.send = fail  # type: ignore[assignment, method-assign]
+        MpiTransport.send = fail  # type: ignore[assignment, method-assign]
     mpi.run(sw.plan_reshard(rows, columns), COMM, np.full((1, 8), RANK))
 
 
@@ -246,12 +247,12 @@ def too_little() -> None:
     mesh = sw.DeviceMesh((4,), ("x",))
     sums, whole = (sw.TensorLayout((None, None), mesh, unreduced=axes).partition((4, 8)) for axes in (("x",), ()))
     if RANK == 2:
-        send = mpi._MpiTransport.send
+        send = MpiTransport.send
 
         def shorter(self: Any, peer: int, tag: int, data: Any, part: Any) -> Any:
             return send(self, peer, tag, data, part._replace(size=part.size - 1))
 
-        mpi._MpiTransport.send = shorter  # type: ignore[method-assign]
+        MpiTransport.send = shorter  # type: ignore[method-assign]
     mpi.run(sw.plan_reshard(sums, whole), COMM, np.full((4, 8), RANK))
 
 

@@ -7,7 +7,7 @@
 | `options` | options that several commands take |
 | `notation` | meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
-| `fits`, `state` | sizes that fit; what ranks need |
+| `fits`, `state`, `state_text` | sizes that fit; what ranks need, worked out and printed |
 | `show`, `translate`, `einsum`, `propagate`, `explore`, `rules`, `completion` | the other commands |
 | `layouts` | the layouts of a rules file |
 | `terminal`, `progress` | output; progress |

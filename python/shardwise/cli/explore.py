@@ -19,8 +19,8 @@ from ..layout import TensorLayout
 from ..propagate.einsum import einsum
 from ..reshard.plan import plan_reshard
 from ..rules.page import page_around
+from ..show.canvas import escaped
 from ..show.draw import draw
-from ..show.svg import escaped
 from .notation import parse_dtype, parse_layout, parse_mesh, parse_shape
 from .show import summary_of
 from .terminal import Screen

@@ -17,7 +17,7 @@ from ..deploy.read import no_mesh
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
-from ..quantized.forms import cast_weights, check_elements
+from ..quantized.unstated import cast_weights, check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside, read_config, reading_for

@@ -163,7 +163,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
-    from ..quantized.forms import check_known
+    from ..quantized.unstated import check_known
     from ..store import open_checkpoint
     from ..store.tensors.quantized import components_in, reader_of
 

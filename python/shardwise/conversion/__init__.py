@@ -2,10 +2,12 @@
 
 | module | answers |
 |---|---|
+| `tables` | where a tensor's elements are; tensors to write |
 | `assembled`, `leaves` | trees of operations on tensors, and the pieces of any box |
 | `arrange` | dims split, permuted, merged |
-| `weights`, `trained` | the same for quantized weights, component by component; for weights with states of an optimizer
-|
+| `weights` | the same for quantized weights, component by component |
+| `combined` | tensors put together, quantized or not: replicas, stacks, packed dims |
+| `trained` | the same for weights with states of an optimizer |
 | `moments` | one state of a weight |
 | `apply`, `sides` | rewrites applied to tensors by name; the effect of each side of a rewrite |
 """

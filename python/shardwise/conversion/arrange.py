@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..pieces import Bounds, Pieces
-from .assembled import MOST_RUNS, SHORT, Assembled, Tables
+from .assembled import MOST_RUNS, SHORT, Assembled
+from .tables import Tables
 
 __all__ = ["arranged"]
 

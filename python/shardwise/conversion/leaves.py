@@ -12,7 +12,8 @@ from .._fork import cached_property
 from .._text import shown
 from .._types import Array
 from ..pieces import Bounds, LocatedPiece, Pieces
-from .assembled import Leaf, Tables, Wanted
+from .assembled import Leaf
+from .tables import Tables, Wanted
 
 __all__ = ["Stored", "Values"]
 

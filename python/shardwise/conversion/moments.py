@@ -22,7 +22,7 @@ class Moment:
 
     Attributes:
         origin: The name of one stored state in it, for messages.
-        made: The tensor itself: of the weight's rank, with size 1 in the dim over which it is an average; or a number.
+        tensor: The tensor: of the weight's rank, with size 1 in the dim over which it is an average; or a number.
         over: The dim of the weight over which it is an average; `None` if it is none.
         is_number: Whether it is one number for the whole weight.
         keeps: Whether the averaged dim is stored, with size 1.
@@ -32,7 +32,7 @@ class Moment:
     """
 
     origin: str
-    made: Assembled
+    tensor: Assembled
     over: int | None = None
     is_number: bool = False
     keeps: bool = True
@@ -55,9 +55,9 @@ class Moment:
     def stored(self) -> Assembled:
         """Return the state as it is to be stored: an average without its dim, if it was stored so."""
         if self.whole is not None or self.over is None or self.keeps:
-            return self.whole or self.made
-        split = [[] if dim == self.over else [size] for dim, size in enumerate(self.made.shape)]
-        return arrange.arranged(self.made, split, [[dim] for dim in range(len(self.made.shape) - 1)])
+            return self.whole or self.tensor
+        split = [[] if dim == self.over else [size] for dim, size in enumerate(self.tensor.shape)]
+        return arrange.arranged(self.tensor, split, [[dim] for dim in range(len(self.tensor.shape) - 1)])
 
     def changed(self, what: str, dim: int | None, change: Callable[[Assembled], Assembled]) -> Moment:
         """Return the state after a change of a dim of the weight, or of all dims.
@@ -66,7 +66,7 @@ class Moment:
             LayoutError: if the meaning of its dims is unknown, or it is an average over that dim.
         """
         self._check(what, dim)
-        return replace(self, made=self.made.apart() if self.is_number else change(self.made), whole=None)
+        return replace(self, tensor=self.tensor.apart() if self.is_number else change(self.tensor), whole=None)
 
     def _check(self, what: str, dim: int | None) -> None:
         if self.unknown:

@@ -18,7 +18,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..pieces import Runs
 from ..quantized.states import State, kind_over
-from . import arrange, weights
+from . import arrange, combined, weights
 from .assembled import Assembled
 from .moments import Moment
 from .weights import Reader, Weight
@@ -56,15 +56,17 @@ class Trained:
     ) -> Trained:
         """Return a weight with these stored states."""
         first = states[0]
-        prefix = first.weight.removesuffix(first.said.parameter)
+        prefix = first.weight.removesuffix(first.parsed.parameter)
         return cls(
             first.shape,
             weight,
             {
-                _StateNames(one.said.before, one.said.after, one.said.kind): Moment.of_stored(one, made[one.name], read)
+                _StateNames(one.parsed.before, one.parsed.after, one.parsed.kind): Moment.of_stored(
+                    one, made[one.name], read
+                )
                 for one in states
             },
-            prefix if first.weight.endswith(first.said.parameter) else "",
+            prefix if first.weight.endswith(first.parsed.parameter) else "",
         )
 
     @property
@@ -224,7 +226,7 @@ def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
     """
     every = [tensor, *others]
     if not any(isinstance(one, Trained) for one in every):
-        return weights.repeated(tensor, others)  # type: ignore[arg-type]
+        return combined.repeated(tensor, others)  # type: ignore[arg-type]
     held = [_weight_of(one) for one in every]
     there = [one for one in held if one is not None]
     made: dict[_StateNames, list[Moment]] = {}
@@ -233,12 +235,12 @@ def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
         for key, state in one.states.items() if isinstance(one, Trained) else ():
             made.setdefault(key, []).append(state)
     states = {
-        key: replace(same[0], made=same[0].made.repeated([other.made for other in same[1:]]), whole=None)
+        key: replace(same[0], tensor=same[0].tensor.repeated([other.tensor for other in same[1:]]), whole=None)
         if len(same) > 1
         else same[0]
         for key, same in made.items()
     }
-    return replace(first, weight=weights.repeated(there[0], there[1:]) if there else None, states=states)
+    return replace(first, weight=combined.repeated(there[0], there[1:]) if there else None, states=states)
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -248,13 +250,13 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
         LayoutError: if their shapes, dtypes or forms differ, or one has a state that another lacks.
     """
     if not any(isinstance(one, Trained) for one in tensors):
-        return weights.stacked(tensors)  # type: ignore[arg-type]
+        return combined.stacked(tensors)  # type: ignore[arg-type]
     trained, held, states = _together(tensors, "stacked")
     made = {
         key: _one(same, "stacked", None, lambda each: Assembled.stacked(each)).moved((same[0].over or 0) + 1)
         for key, same in states.items()
     }
-    weight = weights.stacked(held) if held else None
+    weight = combined.stacked(held) if held else None
     return replace(trained, shape=(len(tensors), *trained.shape), weight=weight, states=made)
 
 
@@ -266,7 +268,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
         SizeOverflowError: if the dim is over 2**63 - 1.
     """
     if not any(isinstance(one, Trained) for one, _ in parts):
-        return weights.packed(dim, parts)  # type: ignore[arg-type]
+        return combined.packed(dim, parts)  # type: ignore[arg-type]
     runs = [each for _, each in parts]
     trained, held, states = _together([one for one, _ in parts], "fused")
     shape = (*trained.shape[:dim], sum(one.shape[dim] for one, _ in parts), *trained.shape[dim + 1 :])
@@ -278,7 +280,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
         key: same[0] if len(same) == 1 and same[0].over == dim else _one(same, "fused", dim, joined)
         for key, same in states.items()
     }
-    weight = weights.packed(dim, list(zip(held, runs, strict=True))) if held else None
+    weight = combined.packed(dim, list(zip(held, runs, strict=True))) if held else None
     return replace(trained, shape=shape, weight=weight, states=made)
 
 
@@ -327,27 +329,27 @@ def _one(
         one._check(f"{shown(first.origin)} is {what} {others}", dim)
         if (one.over, one.is_number) != (first.over, first.is_number):
             raise LayoutError(
-                f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: one is {first.made.shape}, the other "
-                f"{one.made.shape}, of which they are averages over different dims, or one is a number"
+                f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: one is {first.tensor.shape}, the "
+                f"other {one.tensor.shape}, of which they are averages over different dims, or one is a number"
             )
     if not first.is_number:
-        return replace(first, made=join([one.made for one in same]), whole=None)
+        return replace(first, tensor=join([one.tensor for one in same]), whole=None)
     if len(same) == 1:
         return first
     values = [one.read() for one in same]
     for one, value in zip(same, values, strict=True):
-        if one.made.dtype != first.made.dtype or (None not in (value, values[0]) and value != values[0]):
+        if one.tensor.dtype != first.tensor.dtype or (None not in (value, values[0]) and value != values[0]):
             raise LayoutError(
                 f"{shown(first.origin)} and {shown(one.origin)} are {what}, but one is {_said(first, values[0])}, the "
                 f"other {_said(one, value)}: a {what} weight has one; drop leaves them out"
             )
     if None not in values:
-        return replace(first, made=first.made.apart(), whole=None)
-    return replace(first, made=first.made.repeated([one.made for one in same[1:]]), whole=None)
+        return replace(first, tensor=first.tensor.apart(), whole=None)
+    return replace(first, tensor=first.tensor.repeated([one.tensor for one in same[1:]]), whole=None)
 
 
 def _said(state: Moment, value: bytes | None) -> str:
-    dtype = state.made.dtype
+    dtype = state.tensor.dtype
     if value is None:
         return f"of {dtype.name}"
     found = np.frombuffer(value, dtype.numpy())

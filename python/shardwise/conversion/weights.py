@@ -23,16 +23,16 @@ from . import arrange
 from .assembled import Assembled
 from .leaves import Values
 
-__all__ = ["AnyTensor", "Reader", "Weight", "arranged", "packed", "repeated", "stacked"]
+__all__ = ["AnyTensor", "MadeComponent", "Reader", "Weight", "arranged", "refuse_flat"]
 
 #: Components that describe the whole weight: its shape, which is written anew, and the order of its groups.
-_SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
+SHAPE, ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
 #: Components that describe the layer's input, and may be left out.
 _ACTIVATIONS = frozenset(
     ["input_scale", "input_global_scale", "input_zero_point", "activation_scale", "input_scale_ub"]
 )
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
-_ALL = 0
+ALL = 0
 #: A function that returns the bytes of a small tensor, or `None`.
 Reader = Callable[[str], bytes | None]
 
@@ -42,7 +42,7 @@ class MadeComponent:
     """A component: the end of its name, its tensor, the meaning of its dims, and its value if that is known."""
 
     tail: str
-    made: Assembled
+    tensor: Assembled
     along: tuple[Along, ...]
     value: bytes | None = None
 
@@ -59,7 +59,7 @@ class Weight:
         origin: The name of the stored weight, for messages.
         shape: The shape of the logical weight.
         form: The form in words.
-        held: Its components.
+        components: Its components.
         uncut: The dims that cannot be cut, each with the reason.
         is_whole: Whether it is an unchanged stored weight, except for its name.
     """
@@ -67,7 +67,7 @@ class Weight:
     origin: str
     shape: tuple[int, ...]
     form: str
-    held: tuple[MadeComponent, ...]
+    components: tuple[MadeComponent, ...]
     uncut: tuple[tuple[int, str], ...]
     is_whole: bool = True
 
@@ -81,21 +81,21 @@ class Weight:
             missing = [dim for dim in range(rank) if all(each.of != dim for each in along)]
             whole = [at for at, each in enumerate(along) if each.of is None]
             if len(along) == rank and len(missing) == 1 and len(whole) == 1 and one.shape[whole[0]] == 1:
-                along = tuple(Along(missing[0], _ALL) if at in whole else each for at, each in enumerate(along))
+                along = tuple(Along(missing[0], ALL) if at in whole else each for at, each in enumerate(along))
             tail = _tail(tensor.name, one.name)
             held.append(
-                MadeComponent(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in _ORDERS else None)
+                MadeComponent(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in ORDERS else None)
             )
         return cls(tensor.name, tensor.shape, tensor.form, tuple(held), tensor.uncut)
 
     def named(self, name: str) -> tuple[LogicalTensor, dict[str, Assembled]]:
         """Return the logical tensor under a name, and its components by their names."""
         components, tensors = [], {}
-        for held in self.held:
-            made = held.made
-            if held.tail == _SHAPE and not self.is_whole:
+        for held in self.components:
+            made = held.tensor
+            if held.tail == SHAPE and not self.is_whole:
                 made = _stated(made, self.shape)
-            along = tuple(WHOLE if each.block == _ALL else each for each in held.along)
+            along = tuple(WHOLE if each.block == ALL else each for each in held.along)
             own = _name(name, held.tail)
             tensors[own] = made
             components.append(Component(own, made.dtype.code or made.dtype.name, made.shape, along))
@@ -103,10 +103,10 @@ class Weight:
 
     def without(self, name: str, matched: Callable[[str], object]) -> Weight:
         """Return the weight of this name without components whose names a template matches."""
-        left = [held for held in self.held if matched(_name(name, held.tail)) is not None]
+        left = [held for held in self.components if matched(_name(name, held.tail)) is not None]
         if needed := [held.tail for held in left if held.tail not in _ACTIVATIONS]:
             raise LayoutError(f"{shown(name)}: drop leaves its {needed[0]} out, without which its values mean nothing")
-        return replace(self, held=tuple(held for held in self.held if held not in left)) if left else self
+        return replace(self, components=tuple(held for held in self.components if held not in left)) if left else self
 
     def taken(self, dim: int, runs: Runs, size: int) -> Weight:
         """Return a weight whose dim has this size, made of these runs of the old dim."""
@@ -115,14 +115,14 @@ class Weight:
 
     def _taken(self, held: MadeComponent, dim: int, runs: Runs, size: int) -> MadeComponent:
         at = held.position(dim)
-        if at is None or held.along[at].block == _ALL:
-            return replace(held, made=held.made.apart())
-        if held.tail in _ORDERS:
-            raise LayoutError(f"{self._said(held)} is the order of all groups, of which no part can be taken")
-        coarse = self._coarse(held, held.along[at], runs, size, dim)
-        return replace(held, made=held.made.taken(at, coarse, held.along[at].elements(size)))
+        if at is None or held.along[at].block == ALL:
+            return replace(held, tensor=held.tensor.apart())
+        if held.tail in ORDERS:
+            raise LayoutError(f"{self.component_text(held)} is the order of all groups, of which no part can be taken")
+        coarse = self.in_blocks(held, held.along[at], runs, size, dim)
+        return replace(held, tensor=held.tensor.taken(at, coarse, held.along[at].elements(size)))
 
-    def _coarse(self, held: MadeComponent, each: Along, runs: Runs, size: int, dim: int) -> Runs:
+    def in_blocks(self, held: MadeComponent, each: Along, runs: Runs, size: int, dim: int) -> Runs:
         """Return the runs counted in blocks, of which only the last one of a dim may be short."""
         begins, places, lengths = runs.T
         block = each.block
@@ -144,26 +144,27 @@ class Weight:
         for number, (name, runs) in enumerate(segments.items()):
             turned = np.ascontiguousarray(runs[:, [1, 0, 2]])
             part = self.taken(dim, turned, int(runs[:, 2].sum()))
-            held = [self._number_of(one, number, len(segments)) for one in part.held]
-            found[name] = replace(part, held=tuple(held))
+            held = [self._number_of(one, number, len(segments)) for one in part.components]
+            found[name] = replace(part, components=tuple(held))
         return found
 
     def _number_of(self, held: MadeComponent, number: int, count: int) -> MadeComponent:
         """Return the component for one part of a fused weight: its number if there is one per part, else all of it."""
-        if not self._is_number(held) or math.prod(held.made.shape[len(self._lead(held)) :]) != count or count == 1:
+        if not self.is_number(held) or math.prod(held.tensor.shape[len(self.lead_of(held)) :]) != count or count == 1:
             return held
-        last = len(held.made.shape) - 1
-        return replace(held, made=held.made.taken(last, np.array([[number, 0, 1]], np.int64), 1))
+        last = len(held.tensor.shape) - 1
+        return replace(held, tensor=held.tensor.taken(last, np.array([[number, 0, 1]], np.int64), 1))
 
-    def _is_number(self, held: MadeComponent) -> bool:
+    def is_number(self, held: MadeComponent) -> bool:
         """Return whether a component is one number for the weight, or for each of its experts or parts."""
         lead = len(self.shape) - 2
-        return held.tail != _SHAPE and all(
-            each.of is None or 0 <= each.of < lead or each.block == _ALL for each in held.along
+        return held.tail != SHAPE and all(
+            each.of is None or 0 <= each.of < lead or each.block == ALL for each in held.along
         )
 
-    def _lead(self, held: MadeComponent) -> tuple[Along, ...]:
-        return tuple(itertools.takewhile(lambda each: each.of is not None and each.block != _ALL, held.along))
+    def lead_of(self, held: MadeComponent) -> tuple[Along, ...]:
+        """Return the leading dims of a component that are dims of the weight."""
+        return tuple(itertools.takewhile(lambda each: each.of is not None and each.block != ALL, held.along))
 
     def unstacked(self, place: int) -> Weight:
         """Return the weight at a position of the first dim."""
@@ -171,10 +172,10 @@ class Weight:
         def change(held: MadeComponent) -> MadeComponent:
             along = tuple(each._replace(of=each.of - 1) if each.of is not None else each for each in held.along)
             if held.position(0) is None:
-                return replace(held, along=along, made=held.made.apart())
+                return replace(held, along=along, tensor=held.tensor.apart())
             if held.position(0) != 0 or held.along[0].block != 1:
-                raise LayoutError(f"{self._said(held)} has blocks in dim 0, which cannot be taken apart")
-            return MadeComponent(held.tail, held.made.unstacked(place), along[1:])
+                raise LayoutError(f"{self.component_text(held)} has blocks in dim 0, which cannot be taken apart")
+            return MadeComponent(held.tail, held.tensor.unstacked(place), along[1:])
 
         uncut = tuple((dim - 1, why) for dim, why in self.uncut if dim)
         return self._changed(self.shape[1:], change, uncut)
@@ -194,11 +195,11 @@ class Weight:
 
         def change(held: MadeComponent) -> MadeComponent:
             at = held.position(dim)
-            if at is None or held.along[at].block == _ALL:
+            if at is None or held.along[at].block == ALL:
                 return held
-            if held.tail in _ORDERS:
-                raise LayoutError(f"{self._said(held)} is the order of all groups, and cannot be padded")
-            return replace(held, made=held.made.padded(at, held.along[at].elements(size)))
+            if held.tail in ORDERS:
+                raise LayoutError(f"{self.component_text(held)} is the order of all groups, and cannot be padded")
+            return replace(held, tensor=held.tensor.padded(at, held.along[at].elements(size)))
 
         if size == self.shape[dim]:
             return self
@@ -207,10 +208,10 @@ class Weight:
     def repeated(self, others: Sequence[Weight]) -> Weight:
         """Return the weight with others of the same form as replicas, which should have equal elements."""
         held = [
-            replace(one, made=one.made.repeated([other.held[at].made for other in others]))
-            for at, one in enumerate(self.held)
+            replace(one, tensor=one.tensor.repeated([other.components[at].tensor for other in others]))
+            for at, one in enumerate(self.components)
         ]
-        return replace(self, held=tuple(held))
+        return replace(self, components=tuple(held))
 
     def _changed(
         self,
@@ -218,132 +219,16 @@ class Weight:
         change: Callable[[MadeComponent], MadeComponent],
         uncut: tuple[tuple[int, str], ...],
     ) -> Weight:
-        _refuse_flat(self)
-        return replace(self, shape=shape, held=tuple(map(change, self.held)), uncut=uncut, is_whole=False)
+        refuse_flat(self)
+        return replace(self, shape=shape, components=tuple(map(change, self.components)), uncut=uncut, is_whole=False)
 
-    def _said(self, held: MadeComponent) -> str:
+    def component_text(self, held: MadeComponent) -> str:
+        """Return how messages name a component."""
         return f"{shown(self.origin)}: its {held.tail}"
 
 
 #: The tensors that rewrites take and make.
 AnyTensor = Assembled | Weight
-
-
-def repeated(tensor: AnyTensor, others: Sequence[AnyTensor]) -> AnyTensor:
-    """Return a tensor with others as replicas, which should have equal elements.
-
-    Raises:
-        LayoutError: if one is of another shape, dtype or form.
-    """
-    plain = [other for other in others if isinstance(other, Assembled)]
-    if isinstance(tensor, Assembled) and len(plain) == len(others):
-        return tensor.repeated(plain)
-    _, (first, *same) = _weights([tensor, *others], "should be the same")
-    return first.repeated(same)
-
-
-def stacked(tensors: Sequence[AnyTensor]) -> AnyTensor:
-    """Return tensors of one shape and dtype, stacked in a new first dim; quantized weights component by component.
-
-    Raises:
-        LayoutError: if their shapes, dtypes or forms differ.
-    """
-    plain = [tensor for tensor in tensors if isinstance(tensor, Assembled)]
-    if len(plain) == len(tensors):
-        return Assembled.stacked(plain)
-    first, weights = _weights(tensors, "cannot be stacked")
-    _refuse_flat(first)
-    if other := next((one for one in weights if one.shape != first.shape), None):
-        raise LayoutError(
-            f"tensors {shown(first.origin)} and {shown(other.origin)} cannot be stacked: one is {first.shape}, the "
-            f"other {other.shape}"
-        )
-    held = [
-        MadeComponent(
-            one.tail,
-            Assembled.stacked([weight.held[at].made for weight in weights]),
-            (Along(0), *(each._replace(of=each.of + 1) if each.of is not None else each for each in one.along)),
-        )
-        for at, one in enumerate(first.held)
-    ]
-    uncut = {dim + 1: why for weight in weights for dim, why in weight.uncut}
-    return Weight(
-        first.origin, (len(weights), *first.shape), first.form, tuple(held), tuple(uncut.items()), is_whole=False
-    )
-
-
-def packed(dim: int, parts: Sequence[tuple[AnyTensor, Runs]]) -> AnyTensor:
-    """Return tensors packed in a dim; each part comes with the new places of its runs.
-
-    The blocks of quantized weights are packed like their elements. A number for each part becomes a row of numbers. The
-    orders of groups have to be the same, since a fused weight has only one.
-
-    Raises:
-        LayoutError: if the parts differ in another dim, in dtype or in form; if parts would share a block.
-        SizeOverflowError: if the dim is over 2**63 - 1.
-    """
-    plain = [(part, runs) for part, runs in parts if isinstance(part, Assembled)]
-    if len(plain) == len(parts):
-        return Assembled.packed(dim, plain)
-    first, weights = _weights([part for part, _ in parts], "cannot be packed")
-    _refuse_flat(first)
-    size = sum(weight.shape[dim] for weight in weights)
-    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
-    for weight in weights:
-        if (*weight.shape[:dim], size, *weight.shape[dim + 1 :]) != shape:
-            raise LayoutError(
-                f"tensors {shown(first.origin)} and {shown(weight.origin)} cannot be packed in dim {dim}: one is "
-                f"{first.shape}, the other {weight.shape}"
-            )
-    runs = [each for _, each in parts]
-    held = [_packed(weights, at, dim, runs, size) for at in range(len(first.held))]
-    uncut = {number: why for weight in weights for number, why in weight.uncut}
-    return Weight(first.origin, shape, first.form, tuple(held), tuple(uncut.items()), is_whole=False)
-
-
-def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs], size: int) -> MadeComponent:
-    """Return one component of weights that are packed."""
-    first = weights[0]
-    ours = [weight.held[index] for weight in weights]
-    held = ours[0]
-    if len(ours) == 1 or held.tail == _SHAPE:
-        return held
-    if first._is_number(held):
-        made = [_in_a_row(weight, one) for weight, one in zip(weights, ours, strict=True)]
-        last = len(made[0].shape) - 1
-        ends = list(itertools.accumulate(one.shape[last] for one in made))
-        rows = [
-            (one, np.array([[0, end - one.shape[last], one.shape[last]]], np.int64))
-            for one, end in zip(made, ends, strict=True)
-        ]
-        return replace(held, made=Assembled.packed(last, rows), along=(*first._lead(held), WHOLE))
-    at = held.position(dim)
-    if at is None:
-        # Of all parts the same, which is seen to when they are copied; an order decides which scale is whose.
-        values = {one.value for one in ours}
-        if any(weight.uncut for weight in weights) and (None in values or len(values) > 1):
-            names = " and ".join(shown(weight.origin) for weight in weights[:2])
-            known = "that were not read" if None in values else "in different orders"
-            raise LayoutError(f"{names} have groups {known} ({held.tail}); a fused weight has one order")
-        return replace(held, made=held.made.repeated([other.made for other in ours[1:]]))
-    each = held.along[at]
-    if each.block == _ALL or held.tail in _ORDERS:
-        raise LayoutError(
-            f"{first._said(held)} is for all of dim {dim}, in which it would be packed with others; they would need "
-            "one for each"
-        )
-    coarse = [
-        (one.made, weight._coarse(one, each, where, size, dim))
-        for one, weight, where in zip(ours, weights, runs, strict=True)
-    ]
-    return replace(held, made=Assembled.packed(at, coarse))
-
-
-def _in_a_row(weight: Weight, held: MadeComponent) -> Assembled:
-    """Return a number for a weight, or for each of its parts, with one dim for the parts after that of experts."""
-    made, lead = held.made, len(weight._lead(held))
-    rest = list(range(lead, len(made.shape)))
-    return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])
 
 
 def arranged(tensor: AnyTensor, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> AnyTensor:
@@ -359,20 +244,20 @@ def arranged(tensor: AnyTensor, split: Sequence[Sequence[int]], merged: Sequence
     sizes = [size for group in split for size in group]
     shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
     owners = [dim for dim, group in enumerate(split) for _ in group]
-    held = tuple(_arranged(tensor, one, split, merged) for one in tensor.held)
+    held = tuple(_arranged(tensor, one, split, merged) for one in tensor.components)
     uncut = {
         number: why for dim, why in tensor.uncut for number, group in enumerate(merged)
         if any(owners[atom] == dim for atom in group)
     }  # fmt: skip
-    _refuse_flat(tensor)
-    return replace(tensor, shape=shape, held=held, uncut=tuple(uncut.items()), is_whole=False)
+    refuse_flat(tensor)
+    return replace(tensor, shape=shape, components=held, uncut=tuple(uncut.items()), is_whole=False)
 
 
 def _arranged(
     weight: Weight, held: MadeComponent, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]
 ) -> MadeComponent:
     """Return one component of a weight whose dims are rearranged."""
-    if weight._is_number(held) and not weight._lead(held):
+    if weight.is_number(held) and not weight.lead_of(held):
         return held
     # In the order of the weight's dims; AWQ and GPTQ have the last two swapped. What stands for none comes after them.
     extra = [at for at, each in enumerate(held.along) if each.of is None]
@@ -399,24 +284,24 @@ def _arranged(
         block = [atom for atom in large if atoms[atom][2]]
         one = along[owners[block[0]]] if block else Along(0)
         whole = [atom for atom, dim in enumerate(owners) if block and dim == owners[block[0]] and atoms[atom][2]]
-        is_kept = large[len(large) - len(block) :] == block and (one.block == _ALL or block == whole)
+        is_kept = large[len(large) - len(block) :] == block and (one.block == ALL or block == whole)
         if (
             any(atom not in present for atom in large)
             or (block and not is_kept)
-            or (one.block == _ALL and len(large) > len(block))
+            or (one.block == ALL and len(large) > len(block))
         ):
-            raise LayoutError(f"{weight._said(held)} has blocks that would be taken apart in dim {number}")
+            raise LayoutError(f"{weight.component_text(held)} has blocks that would be taken apart in dim {number}")
         groups.append([present.index(atom) for atom in inside])
         new.append(one._replace(of=number))
     flat = [atom for group in groups for atom in group]
-    if extra and flat != sorted(flat) and not weight._is_number(held):
+    if extra and flat != sorted(flat) and not weight.is_number(held):
         raise LayoutError(
-            f"{weight._said(held)} has the shape {held.made.shape}, and its dims this order only; rules for the form "
-            "that is not quantized, and is stored transposed, are not for this one"
+            f"{weight.component_text(held)} has the shape {held.tensor.shape}, and its dims this order only; rules for "
+            "the form that is not quantized, and is stored transposed, are not for this one"
         )
-    made = arrange.arranged(held.made, [[size] for size in held.made.shape], [[at] for at in [*order, *extra]])
+    made = arrange.arranged(held.tensor, [[size] for size in held.tensor.shape], [[at] for at in [*order, *extra]])
     own_split = [inner[dim] for dim in range(len(split)) if dim in along]
-    rest = [[held.made.shape[at]] for at in extra]
+    rest = [[held.tensor.shape[at]] for at in extra]
     made = arrange.arranged(made, [*own_split, *rest], [*groups, *([len(flat) + at] for at in range(len(rest)))])
     if is_swapped and len(new) > 1 and not extra:
         made, new = made.transposed(), [*new[:-2], new[-1], new[-2]]
@@ -426,8 +311,8 @@ def _arranged(
 def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequence[int], n: int) -> list[int]:
     """Return the sizes that a component's dim is split into when the weight's dim is split into `sizes`."""
     if len(sizes) == 1:
-        return [1 if each.block == _ALL else each.elements(n)]
-    if each.block == _ALL:
+        return [1 if each.block == ALL else each.elements(n)]
+    if each.block == ALL:
         return [1] * len(sizes)
     rest, found = each.block, []
     for size in reversed(sizes):
@@ -441,40 +326,19 @@ def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequen
             rest = 1
         else:
             raise LayoutError(
-                f"{weight._said(held)} has blocks of {each.block}, which do not fit dims of {list(sizes)}"
+                f"{weight.component_text(held)} has blocks of {each.block}, which do not fit dims of {list(sizes)}"
             )
     if rest != 1:
-        raise LayoutError(f"{weight._said(held)} has blocks of {each.block}, over the {n} elements of the dim")
+        raise LayoutError(f"{weight.component_text(held)} has blocks of {each.block}, over the {n} elements of the dim")
     return found[::-1]
 
 
-def _refuse_flat(weight: Weight) -> None:
-    if any(each.of == -1 for held in weight.held for each in held.along):
+def refuse_flat(weight: Weight) -> None:
+    """Refuse a weight that is stored flat."""
+    if any(each.of == -1 for held in weight.components for each in held.along):
         raise LayoutError(
             f"{shown(weight.origin)} is stored flat, with its shape in its quant_state, so it can only be renamed"
         )
-
-
-def _weights(tensors: Sequence[AnyTensor], what: str) -> tuple[Weight, list[Weight]]:
-    """Return the tensors as quantized weights, all in one form; else refuse them."""
-    first = next(one for one in tensors if isinstance(one, Weight))
-    return first, [_alike(first, other, what) for other in tensors]
-
-
-def _alike(first: Weight, other: AnyTensor, what: str) -> Weight:
-    if isinstance(other, Weight):
-        ours, theirs = ({one.tail: one.along for one in weight.held} for weight in (first, other))
-        if ours == theirs or (ours.keys() == theirs.keys() and other.form == first.form):
-            order = [next(one for one in other.held if one.tail == held.tail) for held in first.held]
-            return replace(other, held=tuple(order))
-        said = f"{other.form} of {', '.join(theirs)}"
-    else:
-        said = "not quantized"
-    parts = ", ".join(held.tail for held in first.held)
-    raise LayoutError(
-        f"tensors {shown(first.origin)} and {shown(other.origin)} {what}: one is {first.form} of {parts}, the other "
-        f"{said}"
-    )
 
 
 def _tail(name: str, component: str) -> str:

@@ -9,10 +9,12 @@
 | `stages`, `experts`, `fsdp` | pipelines, expert maps, flat units |
 | `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |
-| `manifest` | who holds what, as JSON |
+| `manifest`, `manifest_json`, `joined` | who holds what; its parts as JSON; those of several processes |
 | `record`, `recording`, `carried` | a process's layout, found through its own loader; pieces from element numbers |
 | `positions` | places of single elements in the memory of devices, both ways |
+| `offsets`, `sparse_values` | offsets given, and what is found there; values of numpy or PyTorch, and memory for them |
 | `presets`, `notation` | presets by one short text: `vllm(tp=2, pp=2)` |
+| `preset_model`, `preset_layouts` | the model that a preset is made for; deployments on its stages |
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
 
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     from .engines import sglang, vllm
     from .experts import ExpertMap, balanced_experts, least_moves
     from .fsdp import fsdp2
+    from .joined import join_manifests
     from .manifest import Manifest, ManifestTensor
+    from .offsets import Found, FoundShards
     from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
-    from .positions import Found, FoundShards, Positions, positions_of
+    from .positions import Positions, positions_of
     from .presets import Preset, preset
-    from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
+    from .recording import RecordedParameter, RecordedPiece, Recording
     from .rule import DeploymentRule
     from .stages import Chunk, Stages
 
@@ -73,9 +77,11 @@ __getattr__, __dir__ = lazy(
         "fsdp": ("fsdp2",),
         "manifest": ("Manifest", "ManifestTensor"),
         "parameters": ("FusedParameter", "LocalParameter", "ParameterPiece", "Repeat"),
-        "positions": ("Found", "FoundShards", "Positions", "positions_of"),
+        "offsets": ("Found", "FoundShards"),
+        "positions": ("Positions", "positions_of"),
         "presets": ("Preset", "preset"),
-        "recording": ("RecordedParameter", "RecordedPiece", "Recording", "join_manifests"),
+        "joined": ("join_manifests",),
+        "recording": ("RecordedParameter", "RecordedPiece", "Recording"),
         "rule": ("DeploymentRule",),
         "stages": ("Chunk", "Stages"),
     },

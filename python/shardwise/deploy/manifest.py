@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .._arguments import optional, sizes_of
-from .._atomic import read_file, replace_file
+from .._atomic import replace_file
 from .._dtypes import find_dtype
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
-from ..packed import PackedDim, parse
 from ..rules.layout_rule import checked_uneven
 from ..tiling import Tiling
+from .manifest_json import (
+    axes_in,
+    boxes_in,
+    check_label,
+    digest_in,
+    dtype_name,
+    layout_dict,
+    list_in,
+    mesh_dict,
+    number_below,
+    read_json,
+    tiling_of,
+)
 from .parameters import shapes_of
 
 __all__ = ["Manifest", "ManifestTensor", "manifest_of"]
@@ -117,8 +128,8 @@ class Manifest(Mapping[str, Tiling]):
         return {
             "format": _FORMAT,
             "version": _VERSION,
-            "meshes": [_mesh_dict(mesh) for mesh in meshes],
-            "layouts": [_layout_dict(layout, uneven, meshes) for layout, uneven in layouts],
+            "meshes": [mesh_dict(mesh) for mesh in meshes],
+            "layouts": [layout_dict(layout, uneven, meshes) for layout, uneven in layouts],
             "tensors": tensors,
         }
 
@@ -139,7 +150,7 @@ class Manifest(Mapping[str, Tiling]):
             ParseError: if it is not a manifest.
             OSError: if it cannot be read.
         """
-        return cls.from_dict(_read_json(path), repr(os.fspath(path)))
+        return cls.from_dict(read_json(path), repr(os.fspath(path)))
 
     @classmethod
     def from_dict(cls, value: Any, source: str = "the manifest") -> Manifest:
@@ -165,30 +176,30 @@ class Manifest(Mapping[str, Tiling]):
         place = ""
         try:
             meshes = []
-            for number, mesh in enumerate(_listed("meshes", value["meshes"])):
+            for number, mesh in enumerate(list_in("meshes", value["meshes"])):
                 place = f"meshes[{number}]"
                 meshes.append(DeviceMesh(mesh["shape"], mesh["axis_names"], mesh.get("devices")))
             layouts: list[tuple[Any, UnevenRule]] = []
-            for number, entry in enumerate(_listed("layouts", value["layouts"])):
+            for number, entry in enumerate(list_in("layouts", value["layouts"])):
                 place = f"layouts[{number}]"
                 if "boxes" in entry:
-                    layouts.append((_read_boxes(entry), "even"))
+                    layouts.append((boxes_in(entry), "even"))
                     continue
-                axes = [_read_axes(axis) for axis in entry["axes"]]
-                unreduced = _listed("unreduced", entry["unreduced"])
-                layout = TensorLayout(axes, meshes[_number(entry["mesh"], len(meshes))], unreduced=unreduced)
+                axes = [axes_in(axis) for axis in entry["axes"]]
+                unreduced = list_in("unreduced", entry["unreduced"])
+                layout = TensorLayout(axes, meshes[number_below(entry["mesh"], len(meshes))], unreduced=unreduced)
                 layouts.append((layout, checked_uneven(entry["uneven"])))
             tensors = {}
             tilings: dict[Any, Tiling] = {}
             for name, (number, given, dtype, *digest) in value["tensors"].items():
                 place = f"tensor {shown(name)}"
-                held, uneven = layouts[_number(number, len(layouts))]
+                held, uneven = layouts[number_below(number, len(layouts))]
                 shape = sizes_of("the shape", given)
                 if isinstance(held, dict):
                     if (number, shape) not in tilings:
-                        tilings[number, shape] = _tiling_of(shape, held)
+                        tilings[number, shape] = tiling_of(shape, held)
                     held = tilings[number, shape]
-                tensors[name] = ManifestTensor(shape, _dtype_name(dtype), held, uneven, _digest_of(digest))
+                tensors[name] = ManifestTensor(shape, dtype_name(dtype), held, uneven, digest_in(digest))
             made = cls(tensors)
             for name in made:
                 place = f"tensor {shown(name)}"
@@ -229,35 +240,35 @@ class Manifest(Mapping[str, Tiling]):
         name = "the placement"
         if not isinstance(source, Mapping):
             name = repr(os.fspath(source))
-            source = _read_json(source)
+            source = read_json(source)
         if not isinstance(source, Mapping) or source.get("resource_kind") != "model_weight":
             raise ParseError(f"{name} is not a placement of weights of Mooncake")
         place = "its keys"
         try:
             boxes: dict[str, dict[str, list[list[tuple[int, int]]]]] = {}
-            for part in _listed("parts", source["parts"]):
+            for part in list_in("parts", source["parts"]):
                 holder = part["participant_id"]
                 place = f"the part of {shown(holder)}"
-                _check_label(holder)
-                for fragment in _listed("fragments", part["fragments"]):
+                check_label(holder)
+                for fragment in list_in("fragments", part["fragments"]):
                     starts = sizes_of("global_offset", fragment["global_offset"])
                     sizes = sizes_of("local_shape", fragment["local_shape"])
                     box = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
                     held = boxes.setdefault(fragment["tensor_id"], {})
                     held.setdefault(holder, []).append(box)
             tensors, made = {}, {}
-            for tensor in _listed("tensors", source["tensors"]):
+            for tensor in list_in("tensors", source["tensors"]):
                 tensor_id = tensor["tensor_id"]
                 place = f"tensor {shown(tensor_id)}"
                 if not isinstance(tensor_id, str):
                     raise LayoutError("its name must be text")
-                shape, dtype = sizes_of("global_shape", tensor["global_shape"]), _dtype_name(tensor["dtype"])
+                shape, dtype = sizes_of("global_shape", tensor["global_shape"]), dtype_name(tensor["dtype"])
                 held = boxes.pop(tensor_id, {})
                 key = repr((shape, held))
                 if key not in made:
-                    made[key] = _tiling_of(shape, held)
+                    made[key] = tiling_of(shape, held)
                 if tensor_id in tensors:
-                    raise LayoutError("it is listed twice")
+                    raise LayoutError("it is list_in twice")
                 tensors[tensor_id] = ManifestTensor(shape, dtype, made[key])
         except ShardwiseError as error:
             raise ParseError(f"{name}: {place}: {error}") from None
@@ -287,122 +298,3 @@ def manifest_of(
         digest = None if digests is None else digests.get(name)
         found[name] = ManifestTensor(shape, known.name, layout, own or uneven, optional("digest", digest, str))
     return Manifest(found)
-
-
-def _read_json(path: str | os.PathLike[str]) -> Any:
-    data = read_file(path)
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{os.fspath(path)!r} is not JSON: {error}") from None
-
-
-def _read_boxes(entry: Any) -> dict[Any, Any]:
-    """Return the boxes of each holder of an entry without a layout."""
-    holders, boxes = _listed("holders", entry["holders"]), _listed("boxes", entry["boxes"])
-    if len(holders) != len(boxes) or not all(type(label) in (str, int) for label in holders):
-        raise LayoutError(f"there are {len(holders)} holders, by labels that are str or int, and boxes of {len(boxes)}")
-    if len(set(holders)) != len(holders):
-        raise LayoutError("a holder is listed twice")
-    return {
-        label: [[_side_of(side) for side in _listed("a box", box)] for box in _listed("the boxes", held)]
-        for label, held in zip(holders, boxes, strict=True)
-    }
-
-
-def _side_of(side: Any) -> tuple[int, int]:
-    start, stop = sizes_of("a side of a box", side)
-    return start, stop
-
-
-def _tiling_of(shape: tuple[int, ...], boxes: Mapping[Any, list[list[tuple[int, int]]]]) -> Tiling:
-    """Return the tiling with these boxes for each holder; a holder of one box has an array of its shape."""
-    given = {label: tuple(held[0]) if len(held) == 1 else held for label, held in boxes.items()}
-    tiling = Tiling.from_boxes(shape, given, replicas=True)
-    tiling.check()
-    return tiling
-
-
-def _digest_of(given: list[Any]) -> str | None:
-    if not given:
-        return None
-    if len(given) > 1 or not isinstance(given[0], str):
-        raise LayoutError(f"its digest must be text, got {shown(given[0])}")
-    return str(given[0])
-
-
-def _listed(what: str, values: Any) -> list[Any]:
-    if not isinstance(values, list):
-        raise LayoutError(f"{what} must be a list, got {shown(values)}")
-    return values
-
-
-def _number(value: Any, count: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
-        raise LayoutError(f"{shown(value)} is not a number below {count}")
-    return value
-
-
-def _mesh_dict(mesh: DeviceMesh) -> dict[str, Any]:
-    found: dict[str, Any] = {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)}
-    if not mesh.has_default_devices:
-        labels = mesh.labels()
-        for label in labels:
-            _check_label(label)
-        found["devices"] = list(labels)
-    return found
-
-
-def _check_label(label: Any) -> None:
-    if not isinstance(label, (str, int)) or isinstance(label, bool):
-        raise LayoutError(f"device {shown(label)} cannot be in a manifest, which has labels that are str or int")
-
-
-def _layout_dict(layout: TensorLayout | Tiling, uneven: UnevenRule, meshes: Mapping[DeviceMesh, int]) -> dict[str, Any]:
-    if isinstance(layout, Tiling):
-        return _boxes_dict(layout)
-    assert layout.device_mesh is not None
-    axes: list[Any] = [
-        {"packed": str(spec)} if isinstance(spec, PackedDim) else [spec] if isinstance(spec, str) else list(spec or ())
-        for spec in layout.axes
-    ]
-    number = meshes[layout.device_mesh]
-    return {"mesh": number, "axes": axes, "unreduced": list(layout.unreduced), "uneven": uneven}
-
-
-def _boxes_dict(tiling: Tiling) -> dict[str, Any]:
-    if not tiling.has_labels:
-        raise LayoutError("a tiling whose holders have no labels cannot be written")
-    boxes = []
-    for label in tiling.holders:
-        _check_label(label)
-        at, held, shape = 0, tiling.pieces(label), tiling.holder_shape(label)
-        for piece in held:
-            sizes = tuple(side.stop - side.start for side in piece.box)
-            begin = piece.start
-            if isinstance(begin, tuple) and len(begin) == len(sizes):
-                # In an array of the tensor's rank a box is a run if it is whole in all dims but the first.
-                is_run = sizes[1:] == shape[1:] or not math.prod(sizes)
-                begin = sum(a * math.prod(shape[dim + 1 :]) for dim, a in enumerate(begin)) if is_run else -1
-            if begin not in (at, (at,)) and math.prod(sizes):
-                raise LayoutError(f"the boxes of {shown(label)} are not one after the other, which cannot be written")
-            at += math.prod(sizes)
-        if at != math.prod(shape):
-            raise LayoutError(f"the array of {shown(label)} is larger than its boxes, which cannot be written")
-        boxes.append([[[side.start, side.stop] for side in piece.box] for piece in held])
-    return {"holders": list(tiling.holders), "boxes": boxes}
-
-
-def _read_axes(axes: Any) -> Any:
-    if isinstance(axes, Mapping):
-        return parse(axes["packed"])
-    if not isinstance(axes, list):
-        raise LayoutError(f"the axes of a dim must be a list or packed, got {shown(axes)}")
-    return tuple(axes)
-
-
-def _dtype_name(dtype: Any) -> str:
-    found = find_dtype(dtype) if isinstance(dtype, str) else None
-    if found is None:
-        raise LayoutError(f"the dtype {shown(dtype)} is not known")
-    return found.name

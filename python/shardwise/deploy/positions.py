@@ -5,13 +5,11 @@ Nothing here is as large as a tensor: time and memory grow with the offsets.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core import Held
 from .._text import shown
@@ -22,63 +20,28 @@ from ..piece import Piece
 from ..placing import Placing, partition_of, placing_of
 from ..rules.layout_rule import checked_uneven
 from ..tiling import Tiling
+from .offsets import (
+    DeviceParameters,
+    Found,
+    FoundShards,
+    GivenOffsets,
+    ListedBoxes,
+    Offsets,
+    boxes_held,
+    check_within,
+    turned,
+    whole_numbers,
+)
 from .parameters import LocalParameter, shapes_of
+from .sparse_values import flat_memory, joined_values, pair_of, raw_memory, values_for
 from .world import holds
 
-__all__ = ["Changed", "Found", "FoundShards", "Positions", "Updates", "positions_of"]
+__all__ = ["Changed", "Positions", "Updates", "positions_of"]
 
-_Offsets = npt.NDArray[np.int64]
-#: Offsets as they are given: of 64 bits or of 32.
-_GivenOffsets = npt.NDArray[np.signedinteger[Any]]
 #: For each tensor the offsets of elements, and a value for each.
 Changed = Mapping[str, tuple[Any, Any]]
 #: For each parameter positions in it, and a value for each.
-Updates = dict[str, tuple[_Offsets, Any]]
-
-
-class Found(NamedTuple):
-    """The elements, of some of a tensor, that a device holds in one parameter.
-
-    Attributes:
-        parameter: the name of the parameter.
-        which: which of the offsets that were given these are.
-        positions: where each is in the parameter: flat, in C order.
-    """
-
-    parameter: str
-    which: _Offsets
-    positions: _Offsets
-
-
-class FoundShards(NamedTuple):
-    """The shards of some elements of a tensor, and the places of each shard on all devices.
-
-    Attributes:
-        shards: the number of the shard that has each element.
-        local: the offset of each in its shard: flat, in C order.
-        places: for each shard its devices, each with the parameter that has it there, and the position in the parameter
-            from which `local` is counted.
-    """
-
-    shards: _Offsets
-    local: _Offsets
-    places: tuple[tuple[tuple[Any, str, int], ...], ...]
-
-
-class _Slab(NamedTuple):
-    """A device's own array of a tensor, beginning at a position of one parameter."""
-
-    parameter: str
-    start: int
-
-
-class _DeviceParameters(NamedTuple):
-    """The parameters of a device, their sizes, the slabs of each tensor, the slabs in each parameter."""
-
-    parameters: list[LocalParameter]
-    sizes: dict[str, int]
-    slabs: dict[str, list[_Slab]]
-    tensors: dict[str, list[tuple[int, str]]]
+Updates = dict[str, tuple[Offsets, Any]]
 
 
 class Positions:
@@ -103,8 +66,8 @@ class Positions:
     def __init__(self, placing: Placing, shapes: dict[str, tuple[int, ...]], uneven: UnevenRule) -> None:
         self._placing, self._shapes, self._uneven = placing, shapes, uneven
         self._partitions: dict[str, Tiling | None] = {}
-        self._devices: dict[Any, _DeviceParameters] = {}
-        self._boxes: dict[tuple[Any, str], Held | _ListedBoxes] = {}
+        self._devices: dict[Any, DeviceParameters] = {}
+        self._boxes: dict[tuple[Any, str], Held | ListedBoxes] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -270,18 +233,18 @@ class Positions:
                 continue
             self._check(name, offsets)
             boxes = self._boxes_of(device, name)
-            raw = _raw(values)
+            raw = raw_memory(values)
             for slab in held.slabs[name]:
                 try:
                     if slab.parameter not in memory:
                         raise LayoutError(f"memory lacks the parameter {shown(slab.parameter)} of {shown(device)}")
                     array = memory[slab.parameter]
-                    flat = _flat(slab.parameter, array, held.sizes[slab.parameter], values)
+                    flat = flat_memory(slab.parameter, array, held.sizes[slab.parameter], values)
                 except LayoutError:
                     if not len(boxes.locate(offsets)[0]):  # It needs no memory.
                         continue
                     raise
-                ready.append((boxes, slab.start, offsets, values, raw, flat, _raw(flat)))
+                ready.append((boxes, slab.start, offsets, values, raw, flat, raw_memory(flat)))
         count = 0
         for boxes, start, offsets, values, raw, flat, memory_raw in ready:
             if raw is not None and memory_raw is not None:
@@ -292,7 +255,7 @@ class Positions:
                 count += len(which)
         return count
 
-    def origins(self, device: Any, parameter: str, at: Any) -> list[tuple[str, _Offsets, _Offsets]]:
+    def origins(self, device: Any, parameter: str, at: Any) -> list[tuple[str, Offsets, Offsets]]:
         """Return which elements of which tensors are at these positions of a parameter: the inverse of `locate`.
 
         Args:
@@ -316,8 +279,8 @@ class Positions:
         held = self._held(device)
         if parameter not in held.sizes:
             raise LayoutError(f"{shown(device)} has no parameter {shown(parameter)}")
-        given = _whole_numbers("at", at).astype(np.int64, copy=False)
-        _check_within("at", given, held.sizes[parameter], f"the parameter {shown(parameter)}")
+        given = whole_numbers("at", at).astype(np.int64, copy=False)
+        check_within("at", given, held.sizes[parameter], f"the parameter {shown(parameter)}")
         found = []
         for start, tensor in held.tensors[parameter]:
             partition, whole = self.partition(tensor), self._shapes[tensor]
@@ -328,41 +291,32 @@ class Positions:
                 # Where the pieces are in the device's array, each with where it begins in the tensor.
                 pieces = partition.pieces(device)
                 if any(not isinstance(one.start, tuple) for one in pieces):
-                    inside, local = _ListedBoxes(pieces, whole).origins(local)
+                    inside, local = ListedBoxes(pieces, whole).origins(local)
                 else:
-                    inside, local = _boxes(map(_turned, pieces), own, whole).locate(local)
+                    inside, local = boxes_held(map(turned, pieces), own, whole).locate(local)
                 which = which[inside]
             if len(which):
                 found.append((tensor, which, local))
         return found
 
-    def _pair(self, name: str, pair: tuple[Any, Any]) -> tuple[_GivenOffsets, Any]:
+    def _pair(self, name: str, pair: tuple[Any, Any]) -> tuple[GivenOffsets, Any]:
         """Return the offsets and the values of a change."""
-        try:
-            offsets, values = pair
-        except (TypeError, ValueError):
-            raise TypeError(f"changed[{shown(name)}] must be (offsets, values), got {shown(pair)}") from None
+        offsets, values = pair_of(name, pair)
         checked = self._offsets(name, offsets)
-        given = values if hasattr(values, "shape") else np.asarray(values)
-        if tuple(given.shape) != (len(checked),):
-            raise LayoutError(
-                f"changed[{shown(name)}] has {len(checked)} offsets and values of shape {tuple(given.shape)}; each "
-                "offset has one value"
-            )
-        return checked, given
+        return checked, values_for(name, values, len(checked))
 
-    def _offsets(self, name: str, offsets: Any) -> _GivenOffsets:
+    def _offsets(self, name: str, offsets: Any) -> GivenOffsets:
         if name not in self._shapes:
             raise LayoutError(f"there is no tensor {shown(name)} among those whose positions are known")
-        return _whole_numbers("offsets", offsets)
+        return whole_numbers("offsets", offsets)
 
-    def _check(self, name: str, offsets: _GivenOffsets) -> None:
+    def _check(self, name: str, offsets: GivenOffsets) -> None:
         """Refuse an offset that is not in the tensor."""
-        _check_within("offsets", offsets, math.prod(self._shapes[name]), f"the tensor {shown(name)}")
+        check_within("offsets", offsets, math.prod(self._shapes[name]), f"the tensor {shown(name)}")
 
-    def _updates(self, device: Any, ready: Mapping[str, tuple[_GivenOffsets, Any]]) -> Updates:
+    def _updates(self, device: Any, ready: Mapping[str, tuple[GivenOffsets, Any]]) -> Updates:
         slabs = self._held(device).slabs
-        parts: dict[str, list[tuple[_Offsets, Any]]] = {}
+        parts: dict[str, list[tuple[Offsets, Any]]] = {}
         for name, (offsets, values) in ready.items():
             if name in slabs:
                 which, local = self._boxes_of(device, name).locate(offsets)
@@ -370,20 +324,20 @@ class Positions:
                     own = values[which]
                     for slab in slabs[name]:
                         parts.setdefault(slab.parameter, []).append((local + slab.start, own))
-        return {name: _joined(name, found) for name, found in parts.items()}
+        return {name: joined_values(name, found) for name, found in parts.items()}
 
-    def _boxes_of(self, device: Any, name: str) -> Held | _ListedBoxes:
+    def _boxes_of(self, device: Any, name: str) -> Held | ListedBoxes:
         """Return the boxes of a tensor that a device holds, and their places in its own array of the tensor."""
         found = self._boxes.get((device, name))
         if found is None:
             partition, whole = self.partition(name), self._shapes[name]
             if partition is not None and any(not isinstance(one.start, tuple) for one in partition.pieces(device)):
-                found = _ListedBoxes(partition.pieces(device), whole)
+                found = ListedBoxes(partition.pieces(device), whole)
             elif partition is None:
                 everything = Piece(tuple(slice(0, size) for size in whole), (0,) * len(whole))
-                found = _boxes([everything], whole, whole)
+                found = boxes_held([everything], whole, whole)
             else:
-                found = _boxes(partition.pieces(device), whole, partition.holder_shape(device))
+                found = boxes_held(partition.pieces(device), whole, partition.holder_shape(device))
             self._boxes[device, name] = found
         return found
 
@@ -400,20 +354,11 @@ class Positions:
             self._partitions[name] = found
         return self._partitions[name]
 
-    def _held(self, device: Any) -> _DeviceParameters:
+    def _held(self, device: Any) -> DeviceParameters:
         if device not in self._devices:
             made: Any = getattr(self._placing, "parameters_of", None)
             parameters = [*self._alone(device)] if made is None else made(device, self._shapes, self._uneven)
-            sizes = {one.name: math.prod(one.shape) for one in parameters}
-            slabs: dict[str, list[_Slab]] = {}
-            tensors: dict[str, list[tuple[int, str]]] = {name: [] for name in sizes}
-            for one in parameters:
-                for tensor, slot, start, _ in one.slabs:
-                    row = math.prod(one.shape[1 if slot is None else 2 :])
-                    at = start * row + (0 if slot is None else slot * math.prod(one.shape[1:]))
-                    slabs.setdefault(tensor, []).append(_Slab(one.name, at))
-                    tensors[one.name].append((at, tensor))
-            self._devices[device] = _DeviceParameters(parameters, sizes, slabs, tensors)
+            self._devices[device] = DeviceParameters.of(parameters)
         return self._devices[device]
 
     def _alone(self, device: Any) -> Iterator[LocalParameter]:
@@ -454,143 +399,6 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     return Positions(placing_of(layouts), shapes_of(tensors), checked_uneven(uneven))
 
 
-class _ListedBoxes:
-    """Boxes that a device holds one after the other, each flattened, as a manifest has them."""
-
-    def __init__(self, pieces: Iterable[Piece], whole: tuple[int, ...]) -> None:
-        self._parts = []
-        for piece in pieces:
-            extents, zeros = tuple(side.stop - side.start for side in piece.box), (0,) * len(whole)
-            inner = Piece(tuple(slice(0, size) for size in extents), tuple(side.start for side in piece.box))
-            there = _boxes([Piece(piece.box, zeros)], whole, extents)
-            back = _boxes([inner], extents, whole)
-            assert not isinstance(piece.start, tuple)
-            self._parts.append((int(piece.start), there, back))
-        #: The elements of the device's own array, up to the last box.
-        self.room = max((start + there.room for start, there, _ in self._parts), default=0)
-
-    def locate(self, offsets: Any) -> tuple[_Offsets, _Offsets]:
-        """Return which of the offsets are in the boxes, and where."""
-        found = [(which, at + start) for start, there, _ in self._parts for which, at in (there.locate(offsets),)]
-        return _in_order(found)
-
-    def origins(self, positions: _Offsets) -> tuple[_Offsets, _Offsets]:
-        """Return which of the positions are in the boxes, and their offsets in the tensor."""
-        found = []
-        for start, there, back in self._parts:
-            own = ((positions >= start) & (positions < start + there.room)).nonzero()[0]
-            which, offsets = back.locate(positions[own] - start)
-            found.append((own[which], offsets))
-        return _in_order(found)
-
-    def scatter(self, offsets: Any, values: Any, memory: Any) -> int:
-        """Write the values of the offsets that are in the boxes, and return their number."""
-        parts = ((there, memory[start : start + there.room]) for start, there, _ in self._parts)
-        return sum(there.scatter(offsets, values, own) for there, own in parts)
-
-
-def _in_order(found: list[tuple[_Offsets, _Offsets]]) -> tuple[_Offsets, _Offsets]:
-    if not found:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    which, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(which, kind="stable")
-    return which[order], at[order]
-
-
 def _is_holder(partition: Tiling, device: Any) -> bool:
     mesh = getattr(partition, "device_mesh", None)
     return device in partition.holders if mesh is None else holds(mesh, device)
-
-
-def _whole_numbers(argument: str, offsets: Any) -> _GivenOffsets:
-    """Return offsets as an array of 32 or 64 bits; their range is checked later."""
-    given = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
-    if given.shape == (0,):
-        return np.zeros(0, np.int64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise TypeError(f"{argument} must be whole numbers in one dim, got {given.dtype} of shape {given.shape}")
-    if given.dtype == np.uint64 and int(given.max()) >= 2**63:
-        raise IndexError(f"{argument} has {given[given.argmax()]}, which is not within a tensor")
-    return np.require(given, np.int32 if given.dtype == np.int32 else np.int64, ("C", "A"))
-
-
-def _check_within(argument: str, given: _GivenOffsets, size: int, what: str) -> None:
-    """Refuse a position outside of an array of this size."""
-    outside = Held((size,), (size,), (0, size, 0)).first_outside(given)
-    if outside is not None:
-        raise IndexError(f"{argument} has {given[outside]}, which is not within {what} of {size} elements")
-
-
-def _turned(piece: Piece) -> Piece:
-    """Return the box of a piece in the device's own array, with its start in the tensor."""
-    assert isinstance(piece.start, tuple)
-    sides = zip(piece.box, piece.start, strict=True)
-    box = tuple(slice(start, start + side.stop - side.start) for side, start in sides)
-    return Piece(box, tuple(side.start for side in piece.box))
-
-
-def _boxes(pieces: Iterable[Piece], shape: tuple[int, ...], own: tuple[int, ...]) -> Held:
-    """Return boxes of an array of a shape, and their places in another."""
-    sides: list[int] = []
-    for piece in pieces:
-        if not shape:  # One side stands for the only element.
-            sides = [0, 1, 0]
-        assert isinstance(piece.start, tuple)
-        for side, at in zip(piece.box, piece.start, strict=True):
-            sides += side.start, side.stop, at
-    return Held(shape, own, np.array(sides, np.int64))
-
-
-def _raw(array: Any) -> Any:
-    """Return an array's memory in one dim, as unsigned integers of its elements' size; `None` if that fails."""
-    if isinstance(array, np.ndarray):
-        is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.itemsize in (1, 2, 4, 8)
-        return array.view(f"u{array.dtype.itemsize}") if is_plain and not array.dtype.hasobject else None
-    is_here = hasattr(array, "data_ptr") and getattr(getattr(array, "device", None), "type", "") == "cpu"
-    if not is_here or hasattr(array, "placements") or array.is_conj() or array.is_neg() or not array.is_contiguous():
-        return None
-    size = array.element_size()
-    if size not in (1, 2, 4, 8):
-        return None
-    # The tensor is kept while this is used.
-    memory = (ctypes.c_uint8 * (size * len(array))).from_address(array.data_ptr()) if len(array) else b""
-    return np.frombuffer(memory, f"u{size}")
-
-
-def _joined(name: str, parts: list[tuple[_Offsets, Any]]) -> tuple[_Offsets, Any]:
-    """Return the changes of one parameter, from all tensors in it."""
-    if len(parts) == 1:
-        return parts[0]
-    values = [values for _, values in parts]
-    if len({str(one.dtype) for one in values}) > 1:
-        raise LayoutError(
-            f"the changes of {shown(name)} are of several dtypes: {shown([str(v.dtype) for v in values])}"
-        )
-    if all(isinstance(one, np.ndarray) for one in values):
-        joined: Any = np.concatenate(values)
-    else:
-        # PyTorch's own, which is there if its tensors are.
-        joined = values[0].new_empty(sum(map(len, values)))
-        at = 0
-        for one in values:
-            joined[at : at + len(one)] = one
-            at += len(one)
-    return np.concatenate([at for at, _ in parts]), joined
-
-
-def _flat(name: str, array: Any, size: int, values: Any) -> Any:
-    """Return a parameter's memory as one dim, after checking that it can take these values."""
-    if math.prod(array.shape) != size:
-        raise LayoutError(f"memory[{shown(name)}] has shape {tuple(array.shape)}; it must have {size} elements")
-    if isinstance(array, np.ndarray) is not isinstance(values, np.ndarray):
-        raise LayoutError(
-            f"memory[{shown(name)}] is of {type(array).__name__}, and its values of {type(values).__name__}"
-        )
-    if array.dtype != values.dtype:
-        raise LayoutError(f"memory[{shown(name)}] is of {array.dtype}, and its values of {values.dtype}")
-    is_plain = (
-        array.flags.c_contiguous and array.flags.writeable if isinstance(array, np.ndarray) else array.is_contiguous()
-    )
-    if not is_plain:
-        raise LayoutError(f"memory[{shown(name)}] must be contiguous and writable")
-    return array.reshape(-1) if isinstance(array, np.ndarray) else array.detach().reshape(-1)

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import math
-import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from .._arguments import instance, integer
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..packed import PackedDim, concat, part
+from ..packed import concat, part
 from ..rules.layout_map import LayoutMap
-from ..rules.names import shipped_table, stated
 from ..rules.numbers import Config, read_config
 from ..rules.rewrites import Rewrites
-from ..rules.shipped import example_rules
-from ..rules.toml import read_compared, read_models
-from ..rules.wrapped import language_config, model_types
 from .deployment import Deployment
 from .engine_rules import model_of
 from .fsdp import fsdp2
 from .megatron import Ranks, pipeline
 from .notation import parse_call
-from .rule import DeploymentRule
-from .stages import Stages
+from .preset_layouts import layouts_of_file, refuse_stages, staged_deployment, stages_of, with_axes
+from .preset_model import PresetModel
 
 __all__ = ["PRESETS", "Preset", "preset"]
-
-#: The part of a prefix of rules that stands for a layer: `(layers\.\d+\.)?`.
-_LAYER = re.compile(r"\(([A-Za-z_\\.]+?)\\\.\\d\+\\\.\)\?")
-#: Keys of rules for experts, but not for shared ones.
-_EXPERTS = re.compile(r"(?<!shared_)(?<![A-Za-z])experts\\\.(?!\)\?)")
-#: Names outside of layers, of each kind that engines place alike.
-_OUTER = {
-    "embedding": r"(?:embed_tokens|embed_in|wte|wpe|word_embeddings|embeddings?)\.",
-    "norm": r"(?:norm|norm_f|ln_f|final_layernorm|final_norm)\.",
-    "head": r"(?:lm_head|embed_out|output_layer)\.",
-}
 
 
 class Preset(NamedTuple):
@@ -84,8 +68,9 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
     call = parse_call(instance("text", text, str))
     if call.name not in PRESETS:
         raise ParseError(f"{shown(text)}: there is no preset {shown(call.name)}; there are {', '.join(PRESETS)}")
-    made = PRESETS[call.name]
-    known = [name for name in inspect.signature(made).parameters if name != "_"]
+    kind = PRESETS[call.name]
+    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = list(fields)
     said = f"{call.name} takes {', '.join(known)}"
     if len(call.values) > 1:
         raise ParseError(f"{shown(text)}: only the first option, {known[0]}, goes without its name; {said}")
@@ -97,9 +82,10 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
             raise ParseError(f"{shown(text)} has {name} twice")
         options[name] = value
     for name, value in options.items():
-        _check_kind(f"{shown(text)}: {name}", value, inspect.signature(made).parameters[name].annotation)
+        _check_kind(f"{shown(text)}: {name}", value, fields[name])
     try:
-        return made(_Asked({} if config is None else read_config(config), rules, form), **options)
+        model = PresetModel({} if config is None else read_config(config), rules, form)
+        return kind(**options).preset(model)
     except LayoutError as error:
         # Of a rule that does not take so many devices: which do is for another command.
         if not str(error).startswith("rule "):
@@ -117,345 +103,204 @@ def _check_kind(what: str, value: Any, kind: str) -> None:
         raise ParseError(f"{what} is {value}; it must be at least 1")
 
 
-class _Asked(NamedTuple):
-    """The model, the rules and the form of files for which a preset is made."""
+def _made(model: PresetModel, file: Any, layouts: LayoutMap | Deployment, form: str | None) -> Preset:
+    return Preset(layouts, Rewrites.from_toml(file, config=model.config_if_any), form, str(file))
 
-    config: Mapping[str, Any]
-    rules: Any
-    form: str | None
 
-    def file(self, engine: str, *others: str) -> Any:
-        """The rules file of an engine for the model's family; or of others, if they say that it is for this one too."""
-        if self.rules is not None:
-            return self.rules
-        types = model_types(self.config)
-        if not types:
+class _Engine(Protocol):
+    """The options of a preset, which are its fields."""
+
+    def preset(self, model: PresetModel) -> Preset:
+        """Return the layouts, rewrites and files for a model."""
+
+
+@dataclass(frozen=True)
+class _Vllm:
+    """The options of vLLM."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    expert_parallel: bool = False
+    placement: str = "linear"
+    layers: list[int] | None = None
+
+    def preset(self, model: PresetModel) -> Preset:
+        tp, pp, dp = self.tp, self.pp, self.dp
+        file = model.file("vllm")
+        refuse_stages(model, "vllm", pp)
+        stages = stages_of(model, self.layers, "middle", pp)
+        if self.placement not in ("linear", "round_robin"):
+            raise LayoutError(f"placement is {shown(self.placement)}; it must be 'linear' or 'round_robin'")
+        if self.expert_parallel and not model.experts:
+            raise LayoutError("expert_parallel is true, but the model's configuration names no experts")
+        together = ("dp", "tp")
+
+        def expert(layout: TensorLayout) -> TensorLayout:
+            if not self.expert_parallel:
+                return with_axes(layout, {"tp": together})
+            whole = with_axes(layout, {"tp": ()})
+            if self.placement == "linear":
+                first: Any = concat(part((None,), axes=together, uneven="balanced"))
+            else:
+                if model.experts % (dp * tp):
+                    raise LayoutError(
+                        f"placement is round_robin, and {dp * tp} ranks do not divide {model.experts} experts"
+                    )
+                first = concat(part((None, dp * tp), 1, together))
+            return TensorLayout([first, *whole.axes[1:]])
+
+        mesh = DeviceMesh((dp, pp, tp), ("dp", "pp", "tp"))
+        changed = expert if self.expert_parallel or dp > 1 else None
+        return _made(model, file, staged_deployment(model, "vllm", file, {"dense": mesh}, stages, changed), "vllm")
+
+
+@dataclass(frozen=True)
+class _SGLang:
+    """The options of SGLang."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    layers: list[int] | None = None
+    fuse_shared_experts: bool | None = None
+
+    def preset(self, model: PresetModel) -> Preset:
+        tp, pp, ep = self.tp, self.pp, self.ep
+        file = model.file("sglang", "vllm")
+        refuse_stages(model, "sglang", pp)
+        if pp > 1 and model.is_tied:
             raise LayoutError(
-                "the model's configuration names no model_type, which says whose rules to take: give its config.json, "
-                "or rules"
+                "the embedding and the output layer are tied, and the last stage of SGLang has one of its own: give "
+                "pp=1, or take shardwise.deploy.sglang for who holds what"
             )
-        known = example_rules()
-        for folder in (engine, *others):
-            found = [
-                name
-                for name in known
-                if name.startswith(f"{folder}/")
-                and not name.endswith("-mtp")
-                and not {*types}.isdisjoint(read_models(known[name]))
-                and (folder == engine or engine in " ".join(read_compared(known[name])).lower())
-            ]
-            if len(found) > 1:
-                found = self._chosen(found)
-            if found:
-                return found[0]
-        raise LayoutError(
-            f"the package has no rules for models of the type {' with '.join(types)} in {engine}: give the rules file "
-            "of another family that has the same names, or one of your own; `shardwise rules` lists those that there "
-            "are"
-        )
-
-    def _chosen(self, names: list[str]) -> list[str]:
-        """Return that one of several files for models of one type that fits this model.
-
-        Raises:
-            LayoutError: if the configuration does not tell.
-        """
-        method = self.config.get("quantization_config") or {}
-        told = {
-            "-mxfp4": isinstance(method, Mapping) and method.get("quant_method") == "mxfp4",
-            "/falcon-7b": not language_config(self.config).get("new_decoder_architecture", False),
+        if tp % ep:
+            raise LayoutError(f"ep is {ep}, which does not divide tp, {tp}")
+        if ep > 1 and not model.experts:
+            raise LayoutError(f"ep is {ep}, but the model's configuration names no experts")
+        served, fused = model_of(model.config) if model.experts else None, self.fuse_shared_experts
+        if served is not None and (fused or (fused is None and served.shared_stacked(ep))):
+            raise LayoutError(
+                "SGLang stacks the shared experts of this model after the routed ones on CUDA, which its rules here do "
+                "not: give fuse_shared_experts=false for a server that is told to hold them apart"
+            )
+        stages = stages_of(model, self.layers, "last", pp)
+        meshes = {
+            "dense": DeviceMesh((pp, tp), ("pp", "tp")),
+            "experts": DeviceMesh((pp, ep, tp // ep), ("pp", "ep", "moe_tp")),
         }
-        for end, is_so in told.items():
-            one = [name for name in names if name.endswith(end)]
-            if one:
-                names = one if is_so else [name for name in names if name not in one]
-        if len(names) > 1:
+
+        def expert(layout: TensorLayout) -> TensorLayout:
+            return TensorLayout(["ep", *with_axes(layout, {"tp": ("moe_tp",)}).axes[1:]])
+
+        if ep == 1:
+            del meshes["experts"]
+        made = staged_deployment(model, "sglang", file, meshes, stages, expert if ep > 1 else None)
+        # Its sharded loader asks for the rank of tensor parallelism only.
+        return _made(model, file, made, "vllm" if pp == 1 else "ranks")
+
+
+@dataclass(frozen=True)
+class _Megatron:
+    """The options of Megatron-Core."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    dp: int | None = None
+    vpp: int | None = None
+    first: int | None = None
+    last: int | None = None
+    layout: str | None = None
+    order: str = "tp-cp-ep-dp-pp"
+
+    def preset(self, model: PresetModel) -> Preset:
+        tp, pp, cp, ep = self.tp, self.pp, self.cp, self.ep
+        least = math.lcm(tp * pp * cp, (self.etp or tp) * ep * pp)
+        world = least if self.dp is None else tp * pp * cp * self.dp
+        ranks = Ranks(world, tp, pp, cp, ep, self.etp, self.order)
+        stages = pipeline(model.layers, pp, self.vpp, first=self.first, last=self.last, layout=self.layout)
+        if ep > 1 and (not model.experts or model.experts % ep):
+            raise LayoutError(f"ep is {ep}, which does not divide the model's {model.experts} experts")
+        if model.form in (None, "megatron", "dcp"):
+            # A distributed checkpoint is the same whatever the stages are, and how experts are spread.
+            file = model.file("torch_dist")
+            found = LayoutMap.from_toml(file, DeviceMesh((tp,), ("tp",)), config=model.config_if_any)
+            return _made(model, file, found, "megatron")
+        if ep > 1 and model.form != "report":
             raise LayoutError(
-                f"several rules are for this type of models: {', '.join(names)}; give one of them as rules"
+                f"ep is {ep}: Megatron-Core numbers the experts of each rank from 0, but files for ranks give each "
+                "tensor one name; --to megatron writes a checkpoint that all its ranks load"
             )
-        return names
+        file = model.file("megatron")
+        embeds = [stages.first, stages.last] if model.is_tied else [stages.first]
+        meshes = {"dense": ranks.dense, "experts": ranks.expert}
 
-    @property
-    def layers(self) -> int:
-        """Return the number of layers."""
-        said = language_config(self.config)
-        found = stated(said, "layers")
-        kinds = said.get("layers_block_type") or said.get("hybrid_override_pattern")
-        if found is None and isinstance(kinds, (list, str)) and kinds:
-            return len(kinds)
-        if found is None:
-            raise LayoutError("the model's configuration does not say how many layers there are (num_hidden_layers)")
-        return integer(f"config[{found[0]!r}]", found[1])
+        def expert(layout: TensorLayout) -> TensorLayout:
+            return with_axes(layout, {"tp": ("etp",)})
 
-    @property
-    def is_tied(self) -> bool:
-        """True if the output layer is the embedding."""
-        return bool(language_config(self.config).get("tie_word_embeddings", False))
-
-    @property
-    def given(self) -> Mapping[str, Any] | None:
-        """The configuration, if there is one."""
-        return self.config or None
-
-    @property
-    def experts(self) -> int:
-        """The number of routed experts."""
-        found = stated(language_config(self.config), "experts")
-        return 0 if found is None else integer(f"config[{found[0]!r}]", found[1])
+        start = r"^(?:(?:module|language_model)\.)*"
+        layer, end = {"pp": "stage[i]"}, {"pp": stages.last}
+        at: dict[str, Any] = {
+            rf"{start}embedding\.": {"pp": sorted({*embeds})},
+            rf"{start}(?:output_layer|mtp)\.": end,
+            rf"{start}decoder\.final_(?:layer)?norm\.": end,
+        }
+        layers = rf"{start}decoder\.layers\.{{i}}\."
+        if ep > 1:
+            names = r"mlp\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)){e}(?:\.|$)"
+            at[f"{layers}{names}"] = {**layer, "ep": f"e // {model.experts // ep}"}
+            layers += r"(?:[^m]|m[^l]|ml[^p]|mlp\.[^e])"  # All others.
+        at[layers] = layer
+        found = LayoutMap.from_toml(file, config=model.config_if_any)
+        return _made(model, file, layouts_of_file(model, found, meshes, stages, at, expert), "ranks")
 
 
-def _stages(asked: _Asked, layers: list[int] | None, extra: str, pp: int) -> Stages:
-    """Return the layers of each stage: as given, or as the engine splits them."""
-    if pp == 1 and layers is None:
-        return Stages.of_counts([0])  # Nothing asks for them.
-    total = asked.layers
-    if layers is None:
-        return Stages.split(total, pp, extra)
-    if len(layers) != pp or sum(layers) != total:
-        raise LayoutError(f"layers is {layers}, of {sum(layers)} layers; it must be {pp} stages of {total} in all")
-    return Stages.of_counts(layers)
+@dataclass(frozen=True)
+class _Fsdp2:
+    """The options of PyTorch's FSDP2."""
+
+    shard: int = 1
+    replicate: int = 1
+
+    def preset(self, model: PresetModel) -> Preset:
+        return Preset(fsdp2(self.shard, self.replicate), Rewrites(), None, "fsdp2")
 
 
-def _mapped(layout: TensorLayout, axes: Mapping[str, tuple[str, ...]]) -> TensorLayout:
-    """Return the same layout with axes replaced by others."""
+@dataclass(frozen=True)
+class _Transformers:
+    """The options of the library transformers."""
 
-    def mapped(spec: Any) -> Any:
-        if spec is None:
-            return None
-        if isinstance(spec, PackedDim):
-            return spec.mapped({name: axes.get(name, (name,)) for name in spec.axis_names})
-        names = (spec,) if isinstance(spec, str) else spec
-        return tuple(new for name in names for new in axes.get(name, (name,)))
+    tp: int = 1
 
-    return TensorLayout([mapped(spec) for spec in layout.axes], unreduced=layout.unreduced)
-
-
-def _deployment(
-    asked: _Asked,
-    found: LayoutMap,
-    meshes: dict[str, DeviceMesh],
-    stages: Stages,
-    at: Mapping[str, Any],
-    expert: Callable[[TensorLayout], TensorLayout] | None,
-) -> Deployment:
-    """Return the deployment of a rules file, with coordinates for names, and other layouts for experts.
-
-    Args:
-        asked: the model.
-        found: the rules, without a mesh.
-        meshes: `"dense"`, and `"experts"` if these have another one.
-        stages: the layers of each stage.
-        at: the coordinates of names.
-        expert: makes the layout of a tensor of experts.
-    """
-    rules = {}
-    for key, rule in found.rules().items():
-        layout, mesh = rule.layout, "dense"
-        if expert is not None and _EXPERTS.search(key) is not None:
-            layout, mesh = expert(layout), "experts" if "experts" in meshes else "dense"
-        rules[key] = DeploymentRule(layout, mesh, None, rule.uneven, rule.shared, rule.optional)
-    default = found.default
-    made = Deployment(
-        meshes["dense"].size,
-        meshes,
-        rules,
-        numbers={"stage": stages.stage},
-        default=None if default is None else DeploymentRule(default.layout, "dense", None, default.uneven),
-        match=found.match,
-        replicated=[*found.replicated, "dp", "edp", "cp"],
-        at=at,
-    )
-    made._models, made._notes, made._prefix = found.models, found._notes, found.prefix
-    return made
-
-
-def _engine(
-    asked: _Asked,
-    engine: str,
-    file: Any,
-    meshes: dict[str, DeviceMesh],
-    stages: Stages,
-    expert: Callable[[TensorLayout], TensorLayout] | None,
-) -> Deployment:
-    """Return the deployment of a rules file for vLLM or SGLang, on stages."""
-    found = LayoutMap.from_toml(file, config=asked.given)
-    at: dict[str, Any] = {}
-    if stages.pp > 1:
-        layer = _LAYER.search(found.prefix)
-        if layer is None:
-            raise LayoutError(
-                f"the rules {shown(str(file))} do not say how the names of layers begin (a prefix with a part like "
-                r"(layers\.\d+\.)?), so nothing says on which stage a tensor is: give pp=1, or the file of a deployment"
-            )
-        before = found.prefix[: layer.start()]
-        at[rf"{before}{layer[1]}\.{{i}}\."] = {"pp": "stage[i]"}
-        places = {"embedding": stages.first, "norm": stages.last, "head": stages.last}
-        everywhere = shipped_table("engines.toml")["engines"][engine]["on_every_stage"]
-        whole = {name for kind in model_types(asked.config) for name in everywhere.get(kind, ())}
-        at |= {f"{before}{_OUTER[name]}": {"pp": stage} for name, stage in places.items() if name not in whole}
-    return _deployment(asked, found, meshes, stages, at, expert)
-
-
-def _made(asked: _Asked, file: Any, layouts: LayoutMap | Deployment, form: str | None) -> Preset:
-    return Preset(layouts, Rewrites.from_toml(file, config=asked.given), form, str(file))
-
-
-def _check_stages(asked: _Asked, engine: str, pp: int) -> None:
-    said = shipped_table("engines.toml")["engines"][engine]
-    if pp > 1 and (found := [kind for kind in model_types(asked.config) if kind in said["no_stages"]]):
-        raise LayoutError(f"{said['name']} has no pipeline stages for models of the type {found[-1]}; give pp=1")
-
-
-def _vllm(
-    _: _Asked,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
-    expert_parallel: bool = False,
-    placement: str = "linear",
-    layers: list[int] | None = None,
-) -> Preset:
-    file = _.file("vllm")
-    _check_stages(_, "vllm", pp)
-    stages = _stages(_, layers, "middle", pp)
-    if placement not in ("linear", "round_robin"):
-        raise LayoutError(f"placement is {shown(placement)}; it must be 'linear' or 'round_robin'")
-    if expert_parallel and not _.experts:
-        raise LayoutError("expert_parallel is true, but the model's configuration names no experts")
-    together = ("dp", "tp")
-
-    def expert(layout: TensorLayout) -> TensorLayout:
-        if not expert_parallel:
-            return _mapped(layout, {"tp": together})
-        whole = _mapped(layout, {"tp": ()})
-        if placement == "linear":
-            first: Any = concat(part((None,), axes=together, uneven="balanced"))
-        else:
-            if _.experts % (dp * tp):
-                raise LayoutError(f"placement is round_robin, and {dp * tp} ranks do not divide {_.experts} experts")
-            first = concat(part((None, dp * tp), 1, together))
-        return TensorLayout([first, *whole.axes[1:]])
-
-    mesh = DeviceMesh((dp, pp, tp), ("dp", "pp", "tp"))
-    changed = expert if expert_parallel or dp > 1 else None
-    return _made(_, file, _engine(_, "vllm", file, {"dense": mesh}, stages, changed), "vllm")
-
-
-def _sglang(
-    _: _Asked,
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
-    layers: list[int] | None = None,
-    fuse_shared_experts: bool | None = None,
-) -> Preset:
-    file = _.file("sglang", "vllm")
-    _check_stages(_, "sglang", pp)
-    if pp > 1 and _.is_tied:
-        raise LayoutError(
-            "the embedding and the output layer are tied, and the last stage of SGLang has one of its own: give pp=1, "
-            "or take shardwise.deploy.sglang for who holds what"
+    def preset(self, model: PresetModel) -> Preset:
+        file = model.file("hf")
+        return _made(
+            model, file, LayoutMap.from_toml(file, DeviceMesh((self.tp,), ("tp",)), config=model.config_if_any), None
         )
-    if tp % ep:
-        raise LayoutError(f"ep is {ep}, which does not divide tp, {tp}")
-    if ep > 1 and not _.experts:
-        raise LayoutError(f"ep is {ep}, but the model's configuration names no experts")
-    model = model_of(_.config) if _.experts else None
-    if model is not None and (fuse_shared_experts or (fuse_shared_experts is None and model.shared_stacked(ep))):
-        raise LayoutError(
-            "SGLang stacks the shared experts of this model after the routed ones on CUDA, which its rules here do "
-            "not: give fuse_shared_experts=false for a server that is told to hold them apart"
+
+
+@dataclass(frozen=True)
+class _MaxText:
+    """The options of MaxText."""
+
+    tp: int = 1
+
+    def preset(self, model: PresetModel) -> Preset:
+        file = model.file("maxtext")
+        return _made(
+            model, file, LayoutMap.from_toml(file, DeviceMesh((self.tp,), ("tp",)), config=model.config_if_any), None
         )
-    stages = _stages(_, layers, "last", pp)
-    meshes = {
-        "dense": DeviceMesh((pp, tp), ("pp", "tp")),
-        "experts": DeviceMesh((pp, ep, tp // ep), ("pp", "ep", "moe_tp")),
-    }
-
-    def expert(layout: TensorLayout) -> TensorLayout:
-        return TensorLayout(["ep", *_mapped(layout, {"tp": ("moe_tp",)}).axes[1:]])
-
-    if ep == 1:
-        del meshes["experts"]
-    made = _engine(_, "sglang", file, meshes, stages, expert if ep > 1 else None)
-    # Its sharded loader asks for the rank of tensor parallelism only.
-    return _made(_, file, made, "vllm" if pp == 1 else "ranks")
 
 
-def _megatron(
-    _: _Asked,
-    tp: int = 1,
-    pp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    dp: int | None = None,
-    vpp: int | None = None,
-    first: int | None = None,
-    last: int | None = None,
-    layout: str | None = None,
-    order: str = "tp-cp-ep-dp-pp",
-) -> Preset:
-    least = math.lcm(tp * pp * cp, (etp or tp) * ep * pp)
-    world = least if dp is None else tp * pp * cp * dp
-    ranks = Ranks(world, tp, pp, cp, ep, etp, order)
-    stages = pipeline(_.layers, pp, vpp, first=first, last=last, layout=layout)
-    if ep > 1 and (not _.experts or _.experts % ep):
-        raise LayoutError(f"ep is {ep}, which does not divide the model's {_.experts} experts")
-    if _.form in (None, "megatron", "dcp"):
-        # A distributed checkpoint is the same whatever the stages are, and how experts are spread.
-        file = _.file("torch_dist")
-        found = LayoutMap.from_toml(file, DeviceMesh((tp,), ("tp",)), config=_.given)
-        return _made(_, file, found, "megatron")
-    if ep > 1 and _.form != "report":
-        raise LayoutError(
-            f"ep is {ep}: Megatron-Core numbers the experts of each rank from 0, but files for ranks give each tensor "
-            "one name; --to megatron writes a checkpoint that all its ranks load"
-        )
-    file = _.file("megatron")
-    embeds = [stages.first, stages.last] if _.is_tied else [stages.first]
-    meshes = {"dense": ranks.dense, "experts": ranks.expert}
-
-    def expert(layout: TensorLayout) -> TensorLayout:
-        return _mapped(layout, {"tp": ("etp",)})
-
-    start = r"^(?:(?:module|language_model)\.)*"
-    layer, end = {"pp": "stage[i]"}, {"pp": stages.last}
-    at: dict[str, Any] = {
-        rf"{start}embedding\.": {"pp": sorted({*embeds})},
-        rf"{start}(?:output_layer|mtp)\.": end,
-        rf"{start}decoder\.final_(?:layer)?norm\.": end,
-    }
-    layers = rf"{start}decoder\.layers\.{{i}}\."
-    if ep > 1:
-        names = r"mlp\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)){e}(?:\.|$)"
-        at[f"{layers}{names}"] = {**layer, "ep": f"e // {_.experts // ep}"}
-        layers += r"(?:[^m]|m[^l]|ml[^p]|mlp\.[^e])"  # All others.
-    at[layers] = layer
-    found = LayoutMap.from_toml(file, config=_.given)
-    return _made(_, file, _deployment(_, found, meshes, stages, at, expert), "ranks")
-
-
-def _fsdp2(_: _Asked, shard: int = 1, replicate: int = 1) -> Preset:
-    return Preset(fsdp2(shard, replicate), Rewrites(), None, "fsdp2")
-
-
-def _transformers(_: _Asked, tp: int = 1) -> Preset:
-    file = _.file("hf")
-    return _made(_, file, LayoutMap.from_toml(file, DeviceMesh((tp,), ("tp",)), config=_.given), None)
-
-
-def _maxtext(_: _Asked, tp: int = 1) -> Preset:
-    file = _.file("maxtext")
-    return _made(_, file, LayoutMap.from_toml(file, DeviceMesh((tp,), ("tp",)), config=_.given), None)
-
-
-#: The presets by their names; their options are the arguments after the first.
-PRESETS: dict[str, Callable[..., Preset]] = {
-    "vllm": _vllm,
-    "sglang": _sglang,
-    "megatron": _megatron,
-    "fsdp2": _fsdp2,
-    "transformers": _transformers,
-    "maxtext": _maxtext,
+#: The presets by their names.
+PRESETS: dict[str, type[_Engine]] = {
+    "vllm": _Vllm,
+    "sglang": _SGLang,
+    "megatron": _Megatron,
+    "fsdp2": _Fsdp2,
+    "transformers": _Transformers,
+    "maxtext": _MaxText,
 }

@@ -21,7 +21,8 @@ from .._types import Numbers
 from ..errors import LayoutError
 from ..reshard.model.sides import shape_and_dtype
 from .carried import rows_of
-from .recording import RecordedParameter, RecordedPiece, Recording, manifest_of_held
+from .joined import manifest_of_held
+from .recording import RecordedParameter, RecordedPiece, Recording
 
 if TYPE_CHECKING:
     import numpy.typing as npt

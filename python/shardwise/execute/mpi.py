@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .._arguments import instance, integer, is_masked
 from .._dtypes import find_dtype
@@ -28,25 +24,22 @@ from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
 from ..reshard.model.program import ONE, ModelProgram, program_of_one
 from ..reshard.model.runner import carry_out
-from ..reshard.model.transport import MessagePart, Transport, memory_of
+from ..reshard.model.transport import memory_of
 from ..reshard.plan import ReshardPlan
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders
 from ._ranks import agree, ranks_of
+from .communicator import BUFFERS, CommRanks, MpiTransport, together
 
 __all__ = ["run", "run_model"]
 
 
-#: The number of buffers of a rank.
-_BUFFERS = 8
 _MEMORY = 64 * 2**20
 #: MPI counts the bytes of a message in 32 bits.
 _LONGEST = 2**30
 #: The message that ranks send each other: whether all is well, the plan's digest, the bytes for buffers, dtype or
 #: trouble.
 _WORD = struct.Struct("<?32sq512s")
-#: Times to ask for a message that is not there, after which a rank lets others have its core.
-_PATIENCE = 64
 
 
 def run(
@@ -97,7 +90,7 @@ def run(
     array([[0, 1, 2],
            [3, 4, 5]])
     """
-    with _together(comm, "run") as ranks:
+    with together(comm, "run") as ranks:
         prepared = _prepared(ranks, plan, (src, out), (src_ranks, dst_ranks), memory)
         ranks.have_agreed = True
         return prepared()
@@ -137,7 +130,7 @@ def run_model(
 
     >>> run_model(plan.program(label, 2**26), MPI.COMM_WORLD, before, after)  # doctest: +SKIP
     """
-    with _together(comm, "run_model") as all_of:
+    with together(comm, "run_model") as all_of:
         failure: Exception | None = None
         at: list[int] = []
         try:
@@ -147,7 +140,7 @@ def run_model(
             place = at[rows.peers.index(rows.holder)]
             if place != all_of.rank:
                 raise LayoutError(f"holder {shown(rows.holder)} is rank {place}, but this is rank {all_of.rank}")
-            transport = _MpiTransport(all_of, at)
+            transport = MpiTransport(all_of, at)
             arrays, dtypes = memory_of(program.phases, transport, src, out)
         except Exception as error:
             failure = error
@@ -155,94 +148,6 @@ def run_model(
         all_of.have_agreed = True
         carry_out(program.phases, transport, arrays, dtypes)
         arrays.repeat()
-
-
-class _CommRanks:
-    """The ranks of a communicator that carry out a plan together."""
-
-    def __init__(self, mpi: Any, comm: Any) -> None:
-        self.mpi, self.comm = mpi, comm
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        #: True once all know that all can begin: from then on they wait for each other's messages.
-        self.have_agreed = False
-
-    def gather(self, told: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return the bytes that all ranks tell, a row each."""
-        heard = np.empty((self.size, told.size), np.uint8)
-        self.comm.Allgather([told, self.mpi.BYTE], [heard, self.mpi.BYTE])
-        return heard
-
-
-@contextmanager
-def _together(comm: Any, verb: str) -> Iterator[_CommRanks]:
-    """A duplicate of a communicator; a failure that the other ranks cannot know of ends them all."""
-    mpi = communicator_of(comm)
-    own = comm.Dup()
-    ranks = _CommRanks(mpi, own)
-    try:
-        yield ranks
-    except BaseException as error:
-        if ranks.have_agreed or not isinstance(error, Exception):
-            said = f"{type(error).__name__}: {error}"
-            print(
-                f"shardwise.execute.mpi.{verb}: rank {ranks.rank} failed, so all ranks end: {said}",
-                file=sys.stderr,
-                flush=True,
-            )
-            own.Abort(1)
-        raise
-    finally:
-        own.Free()
-
-
-def communicator_of(comm: Any) -> Any:
-    """Return the module `mpi4py.MPI`; refuse a `comm` that is not one of its intracommunicators."""
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        message = "running a plan among MPI ranks needs mpi4py and an MPI: pip install 'shardwise[mpi]'"
-        raise ImportError(message, name="mpi4py") from None
-    if not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL or comm.Is_inter():
-        raise TypeError(f"comm must be an intracommunicator of mpi4py, got {type(comm).__name__}")
-    return MPI
-
-
-class _MpiTransport(Transport):
-    """Messages between ranks; those between two arrive in their order, so they need no tags.
-
-    Args:
-        all_of: The ranks.
-        at: The rank of each peer.
-        most: The bytes of a buffer.
-    """
-
-    buffers = _BUFFERS
-
-    def __init__(self, all_of: _CommRanks, at: Sequence[int], most: int = 2**20) -> None:
-        self._all, self._at, self.most = all_of, at, most
-
-    def send(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
-        request = self._all.comm.Isend([data[: part.size], self._all.mpi.BYTE], dest=self._at[peer])
-        return lambda: self._wait(request)
-
-    def receive(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
-        sender = self._at[peer]
-        request = self._all.comm.Irecv([data[: part.size], self._all.mpi.BYTE], source=sender)
-
-        def wait() -> None:
-            count = self._wait(request).Get_count(self._all.mpi.BYTE)
-            if count != part.size:  # MPI takes a message that is shorter than the memory for it.
-                raise LayoutError(f"rank {sender} has sent {count} bytes, not {part.size}")
-
-        return wait
-
-    def _wait(self, request: Any) -> Any:
-        state, asked = self._all.mpi.Status(), 0
-        while not request.Test(state):
-            asked += 1
-            if asked > _PATIENCE:
-                time.sleep(min(asked - _PATIENCE, 100) * 1e-5)
-        return state
 
 
 class _Told(NamedTuple):
@@ -254,7 +159,7 @@ class _Told(NamedTuple):
 
 
 def _prepared(
-    all_of: _CommRanks,
+    all_of: CommRanks,
     plan: ReshardPlan,
     arrays: tuple[Array | None, Array | None],
     given: tuple[Sequence[int] | None, Sequence[int] | None],
@@ -278,9 +183,9 @@ def _prepared(
     said = _agreed(all_of, failure, told)
     try:
         dtype = told.dtype if told.dtype is not None else _dtype_of(said)
-        if memory < _BUFFERS * dtype.itemsize:
+        if memory < BUFFERS * dtype.itemsize:
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; at least {_BUFFERS} buffers for elements of "
+                f"memory is {bytes_text(memory)}; at least {BUFFERS} buffers for elements of "
                 f"{dtype.itemsize} bytes are needed"
             )
         if plan.addends > 1:
@@ -290,7 +195,7 @@ def _prepared(
             out = np.zeros(shapes[1], dtype)
         # Rows are of arrays in C order: others are copied to such ones, and from there.
         before, after = (None if one is None else np.ascontiguousarray(one) for one in (src, out))
-        transport = _MpiTransport(all_of, range(all_of.size), min(memory // _BUFFERS, _LONGEST))
+        transport = MpiTransport(all_of, range(all_of.size), min(memory // BUFFERS, _LONGEST))
         named = [{} if one is None else {ONE: one} for one in (before, after)]
         bytes_of, dtypes = memory_of(program.phases, transport, named[0], named[1])
     except Exception as error:
@@ -352,8 +257,8 @@ def _listed(name: str, ranks: Sequence[int], count: int) -> list[int]:
 
 def _checked_memory(memory: int) -> int:
     memory = integer("memory", memory)
-    if not _BUFFERS <= memory <= 2**62:
-        raise LayoutError(f"memory is {shown(memory)}; it must be at least {_BUFFERS} bytes, and at most 2**62")
+    if not BUFFERS <= memory <= 2**62:
+        raise LayoutError(f"memory is {shown(memory)}; it must be at least {BUFFERS} bytes, and at most 2**62")
     return memory
 
 
@@ -387,7 +292,7 @@ def _digest(plan: ReshardPlan, ranks: tuple[list[int], list[int]]) -> bytes:
     return digest.digest()
 
 
-def _agreed(all_of: _CommRanks, failure: Exception | None, told: _Told) -> str:
+def _agreed(all_of: CommRanks, failure: Exception | None, told: _Told) -> str:
     """Collect what all ranks report; raise on all of them if one failed, or if they disagree.
 
     Returns:

@@ -5,8 +5,7 @@ Nothing here imports a transport, or moves a byte: each function gives the array
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from .._text import shown
 from .._types import Numbers, Table
 from ..errors import LayoutError
 from ..reshard import Descriptors
-from ..reshard.model.memory import array_name
+from .address_table import ROW, Addresses, addresses_of_runs, joined_rows, lengths_of_runs, located, strided
 from .versions import MemoryManifest, MemoryRange, check_manifests, difference_error, range_of
 
 __all__ = [
@@ -33,23 +32,7 @@ __all__ = [
     "check_manifests",
 ]
 
-Addresses = npt.NDArray[np.uint64]
 
-#: `count` runs of `bytes` bytes, in memory of this side and of the other; the blocks are positions in `blocks` of both.
-_ROW = np.dtype(
-    [
-        ("local", np.uint64),
-        ("remote", np.uint64),
-        ("bytes", np.int64),
-        ("count", np.int64),
-        ("local_stride", np.int64),
-        ("remote_stride", np.int64),
-        ("local_block", np.int64),
-        ("remote_block", np.int64),
-    ]
-)
-#: No block is so long.
-_FAR = 2**64
 #: More runs than this are not listed one by one.
 _MOST = 50_000_000
 
@@ -127,7 +110,7 @@ class AddressRows:
             raise LayoutError(
                 f"there are {self.run_count:,} runs; at most {_MOST:,} are listed. nixl() has {len(self)} with strides"
             )
-        return _expanded(self.rows, "local"), _expanded(self.rows, "remote"), _lengths(self.rows)
+        return addresses_of_runs(self.rows, "local"), addresses_of_runs(self.rows, "remote"), lengths_of_runs(self.rows)
 
     def nixl(self, strided: bool = True) -> NixlRows:
         """Return the rows that NIXL takes.
@@ -153,7 +136,7 @@ class AddressRows:
                 stride = np.where(rows["count"] > 1, rows[f"{side}_stride"], rows["bytes"])
                 columns = [rows[side], rows["bytes"], device, stride, rows["count"]]
             else:
-                columns = [_expanded(rows, side), _lengths(rows), np.repeat(device, rows["count"])]
+                columns = [addresses_of_runs(rows, side), lengths_of_runs(rows), np.repeat(device, rows["count"])]
             found.append(np.stack([column.astype(np.uint64) for column in columns], 1))
         memory = [_MEMORY[int(kind[0])] if len(kind) else _MEMORY[0] for kind, _ in kinds]
         return NixlRows(found[0], found[1], memory[0], memory[1], np.arange(self.run_count, dtype=np.int32))
@@ -255,7 +238,7 @@ class StagedRows:
         if given.nbytes < self.nbytes:
             raise LayoutError(f"scratch has {given.nbytes} bytes; {self.nbytes} are needed")
         own = replace(self.of.own, out={**self.of.own.out, "scratch of staged rows": given}, blocks=(given,))
-        rows = np.zeros(len(self.lengths), _ROW)
+        rows = np.zeros(len(self.lengths), ROW)
         rows["local"] = np.uint64(given.address) + (np.cumsum(self.lengths) - self.lengths).astype(np.uint64)
         rows["remote"], rows["bytes"], rows["count"] = self.remote, self.lengths, 1
         rows["remote_block"] = self.blocks
@@ -282,10 +265,10 @@ class StagedRows:
             if at < 0 or at + (count - 1) * stride + size > len(views[number][1]):
                 raise LayoutError(f"blocks has no array of which {size} bytes at address {local} are a part")
             places = self.places[run : run + count]
-            target = _strided(views[number][1], at, count, size, stride)
+            target = strided(views[number][1], at, count, size, stride)
             steps = np.diff(places)
             if count > 1 and (steps == steps[0]).all() and steps[0] > 0:
-                target[...] = _strided(data, int(places[0]), count, size, int(steps[0]))
+                target[...] = strided(data, int(places[0]), count, size, int(steps[0]))
             else:
                 for one, place in enumerate(places.tolist()):
                     target[one] = data[place : place + size]
@@ -345,7 +328,7 @@ def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, 
             whose = f"the manifest of {shown(own.holder)}", "part"
             raise difference_error("plans", whose, (own.plans.get(other.holder, "none"), planned))
     rows = rows[rows["bytes"] * rows["count"] > 0]
-    made = np.zeros(len(rows), _ROW)
+    made = np.zeros(len(rows), ROW)
     made["bytes"], made["count"] = rows["bytes"], rows["count"]
     for side, manifest, end in (
         ("local", own, "src" if writes else "dst"),
@@ -353,81 +336,10 @@ def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, 
     ):
         what = "src" if end == "src" else "out"
         last = rows[f"{end}_offset"] + (rows["count"] - 1) * rows[f"{end}_stride"] + rows["bytes"]
-        table = _located(manifest, what, part.tensors, rows[f"{end}_tensor"], last)
+        table = located(manifest, what, part.tensors, rows[f"{end}_tensor"], last)
         made[side] = table["address"] + rows[f"{end}_offset"].astype(np.uint64)
         made[f"{side}_block"], made[f"{side}_stride"] = table["block"], rows[f"{end}_stride"]
-    return AddressRows(own, other, writes, _joined(made))
-
-
-def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors: Numbers, last: Numbers) -> Table:
-    """The address and the block of each of some tensors in a manifest; `last` is the byte that rows reach."""
-    used, which = np.unique(tensors, return_inverse=True)
-    needed = np.zeros(len(used), np.int64)
-    np.maximum.at(needed, which, last)
-    ranges: Mapping[str, MemoryRange] = getattr(manifest, what)
-    blocks = manifest.sorted_blocks()
-    found = np.zeros(len(used), [("address", np.uint64), ("block", np.int64)])
-    for at, (number, least) in enumerate(zip(used.tolist(), needed.tolist(), strict=True)):
-        name = names[number]
-        one = ranges.get(name)
-        if one is None or one.nbytes < least:
-            held = "no memory" if one is None else f"{one.nbytes} bytes"
-            raise LayoutError(
-                f"{shown(manifest.holder)} has {held} for {array_name(what, name)}, where the plan needs {least} bytes "
-                f"(manifest {manifest.digest})"
-            )
-        # The last block that begins no later, the longest of those that begin there: blocks of one's own are apart.
-        before = bisect_right(blocks, (one.device, one.address, _FAR, 0))
-        device, begin, size, block = blocks[before - 1] if before else ("", 0, 0, 0)
-        if device != one.device or one.address + one.nbytes > begin + size:
-            raise LayoutError(f"{array_name(what, name)} of {shown(manifest.holder)} is in none of its blocks")
-        found[at] = one.address, block
-    return found[which]
-
-
-def _joined(rows: Table) -> Table:
-    """The rows in the order of this side's memory, those joined that follow each other in a block of both sides."""
-    rows = rows[np.lexsort((rows["remote"], rows["local"], rows["remote_block"], rows["local_block"]))]
-    rows = _merge(rows, rows["count"] == 1, "bytes")
-    return _merge(rows, rows["count"] > 1, "count")
-
-
-def _merge(rows: Table, may: npt.NDArray[np.bool_], field: str) -> Table:
-    """Join neighbours that are one run, or strided rows of which one goes on where the other ends."""
-    before, after = rows[:-1], rows[1:]
-    joins = may[:-1] & may[1:]
-    same = ["local_block", "remote_block"]
-    same += ["bytes", "local_stride", "remote_stride"] if field == "count" else []
-    for name in same:
-        joins &= before[name] == after[name]
-    for side in ("local", "remote"):
-        length = before["bytes"] if field == "bytes" else before["count"] * before[f"{side}_stride"]
-        joins &= after[side] - before[side] == length.astype(np.uint64)
-    if not joins.any():
-        return rows
-    starts = np.flatnonzero(np.concatenate([[True], ~joins]))
-    sizes = np.add.reduceat(rows[field], starts)
-    rows = rows[starts]
-    rows[field] = sizes
-    return rows
-
-
-def _expanded(rows: Table, side: str) -> Addresses:
-    """The address of each run."""
-    count = rows["count"]
-    turn = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    steps = (turn * np.repeat(rows[f"{side}_stride"], count)).astype(np.uint64)
-    found: Addresses = np.repeat(rows[side], count) + steps
-    return found
-
-
-def _lengths(rows: Table) -> Numbers:
-    return np.repeat(rows["bytes"], rows["count"])
-
-
-def _strided(memory: npt.NDArray[np.uint8], start: int, count: int, size: int, stride: int) -> npt.NDArray[np.uint8]:
-    step = stride if count > 1 else size
-    return np.lib.stride_tricks.as_strided(memory[start:], (count, size), (step, 1))
+    return AddressRows(own, other, writes, joined_rows(made))
 
 
 _MEMORY = ("DRAM", "VRAM")

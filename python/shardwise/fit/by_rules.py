@@ -16,7 +16,8 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..quantized import Along, Component, LogicalTensor, component_layouts
 from ..quantized.cut import padded_size, sizes_that_fit
-from ..quantized.forms import check_known, starred
+from ..quantized.forms import starred
+from ..quantized.unstated import check_known
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
 from ..store.rewritten.model_tensors import rewritten_outline

@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 class _KnownModel(NamedTuple):
     """A model's configuration, and the shapes of its tensors by their names with `*` for numbers."""
 
-    said: Mapping[str, Any]
+    config: Mapping[str, Any]
     types: Sequence[str]
     heads: Heads
     hidden: int
@@ -107,12 +107,12 @@ def _first(said: Mapping[str, Any], size: str) -> int:
 def _judged(kind: AlikeTensors, model: _KnownModel) -> Judged:
     tensor = kind.tensor
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
-    odd = odd_elements(tensor, model.said) if _INTEGERS.search(tensor.name) is None else ""
+    odd = odd_elements(tensor, model.config) if _INTEGERS.search(tensor.name) is None else ""
     if odd and not role.elsewhere:  # Flat values may have one dim.
         role = Role(None, unknown=odd)
     if role.elsewhere or role.unknown:
         return Judged(kind, role, model.heads, "")
-    if isinstance(own := model.said.get("model_type"), str) and own not in TYPES and len(tensor.shape) > 1:
+    if isinstance(own := model.config.get("model_type"), str) and own not in TYPES and len(tensor.shape) > 1:
         return Judged(kind, Role(None, unknown=_OTHER.format(shown(own))), model.heads, "")
     last = _last(tensor.name)
     found = Judged(kind, role, model.heads, f"the name {last}")
@@ -222,7 +222,7 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
     rests = f"{found.rests_on}; num_attention_heads = {heads.q}"
     if role.heads != "q":
         rests += f"; num_key_value_heads = {kv}" + ("" if model.heads.kv else ", by the shape")
-    if not _makes(role, n, heads, exact=bool(heads.size) and "kv_lora_rank" not in model.said):
+    if not _makes(role, n, heads, exact=bool(heads.size) and "kv_lora_rank" not in model.config):
         what = f"{heads.q} heads" if role.heads == "q" else f"{heads.q} and {kv} heads"
         each = f" of {heads.size}" if heads.size else ""
         raise _UnknownError(f"its dim has {n}, which {what}{each} do not make")

@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `forms` | which quantized weights there are in a model |
+| `unstated` | what may be cut where the configuration states nothing |
 | `component` | logical tensors, and components as blocks of them |
 | `stated`, `method`, `modules` | a configuration's statements; its method by name; the modules that it is for |
 | `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |

@@ -22,7 +22,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
         along = {"weight": (*map(Along, range(len(shape))),), "SCB": group.scale("SCB", shape, (1, 0))}
         if "weight_format" in group.members:
             along["weight_format"] = (WHOLE,) * len(group.shape("weight_format"))
-        return group.made("INT8 per row", shape, along)
+        return group.tensor("INT8 per row", shape, along)
     if _STATE not in group.members:
         if "absmax" in group.members:
             raise ParseError(f"{shown(group.name)}: its {_STATE} is missing; there is {', '.join(group.members)}")
@@ -62,7 +62,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
         uncut = tuple(
             (dim, f"it is stored flat, and its {_STATE}, which says the shape, was not read") for dim in (0, 1)
         )
-    return group.made("4 bits, flat", shape, along, uncut, {_STATE: "the shape of the whole weight"})
+    return group.tensor("4 bits, flat", shape, along, uncut, {_STATE: "the shape of the whole weight"})
 
 
 def _state(group: WeightGroup, said: bytes) -> tuple[tuple[int, ...], int, int]:

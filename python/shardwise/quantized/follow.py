@@ -19,8 +19,9 @@ from ..shared_tiling import SharedTiling
 from .adapters import SHARDED, adapters_in
 from .component import Along, LogicalTensor
 from .cut import component_layouts
-from .forms import Components, check_known
+from .forms import Components
 from .states import states_in
+from .unstated import check_known
 
 __all__ = ["followed", "followers", "with_states"]
 

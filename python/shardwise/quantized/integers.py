@@ -54,7 +54,7 @@ def compressed(group: WeightGroup) -> LogicalTensor | None:
     }
     if "weight_zero_point" in group.members:
         along["weight_zero_point"] = group.scale("weight_zero_point", shape, blocks)
-    return group.made(f"{kind} {_words(blocks)}", shape, along)
+    return group.tensor(f"{kind} {_words(blocks)}", shape, along)
 
 
 def _packed(group: WeightGroup) -> LogicalTensor:
@@ -93,7 +93,7 @@ def _packed(group: WeightGroup) -> LogicalTensor:
             group, "weight_g_idx", last, blocks[1] if blocks else 0, scheme.config.get("actorder") == "group"
         )
     stated = {"weight_shape": "the shape of the whole weight", "weight_g_idx": "the groups of the whole weight"}
-    return group.made(f"INT{bits} packed, {_words(blocks)}", shape, {**along, **singles(group, shape)}, uncut, stated)
+    return group.tensor(f"INT{bits} packed, {_words(blocks)}", shape, {**along, **singles(group, shape)}, uncut, stated)
 
 
 def _stated_shape(group: WeightGroup, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ def awq(group: WeightGroup) -> LogicalTensor | None:
     along = {"qweight": (*lead, Along(columns), word), "scales": (*lead, groups, Along(out))}
     if "qzeros" in group.members:
         along["qzeros"] = (*lead, groups, word)
-    return group.made(f"AWQ of {bits} bits {_words((1, size))}", shape, along)
+    return group.tensor(f"AWQ of {bits} bits {_words((1, size))}", shape, along)
 
 
 def gptq(group: WeightGroup) -> LogicalTensor | None:
@@ -275,7 +275,7 @@ def gptq(group: WeightGroup) -> LogicalTensor | None:
     if "g_idx" in group.members:
         along["g_idx"] = (*lead, Along(columns))
         uncut = _order(group, "g_idx", columns, size, bool(group.given.config.get("desc_act", True)))
-    return group.made(
+    return group.tensor(
         f"GPTQ of {bits} bits {_words((1, size))}", shape, along, uncut, {"g_idx": "the groups of the whole weight"}
     )
 
@@ -342,4 +342,4 @@ def mlx(group: WeightGroup) -> LogicalTensor | None:
     if mode != "affine" and "biases" in group.members:
         raise ParseError(f"{shown(group.name)} has biases, which the mode {shown(mode)} of MLX does not have")
     form = f"MLX of {bits} bits" if mode == "affine" else f"{mode.upper()} of MLX"
-    return group.made(f"{form} {_words((1, size))}", shape, along)
+    return group.tensor(f"{form} {_words((1, size))}", shape, along)

@@ -159,7 +159,7 @@ class WeightGroup(NamedTuple):
         weight = weight_named(re.sub(r"[._]weight[0-9]*$", "", self.name), elsewhere=True)
         return 1 if weight is None else weight.parts
 
-    def made(
+    def tensor(
         self,
         form: str,
         shape: tuple[int, ...],

@@ -67,7 +67,7 @@ def fp8(group: WeightGroup) -> LogicalTensor | None:
     given = group.given.config.get("weight_block_size")
     if "weight_scale_inv" in group.members:
         blocks = block_size([128, 128] if given is None else given, "weight_block_size")
-        return group.made(
+        return group.tensor(
             f"FP8 in blocks of {blocks[0]} x {blocks[1]}",
             shape,
             {**own, "weight_scale_inv": group.scale("weight_scale_inv", shape, blocks)},
@@ -75,8 +75,8 @@ def fp8(group: WeightGroup) -> LogicalTensor | None:
     if given is not None:
         blocks = block_size(given, "weight_block_size")
         scale = group.scale("weight_scale", shape, blocks)
-        return group.made(f"FP8 in blocks of {blocks[0]} x {blocks[1]}", shape, {**own, "weight_scale": scale})
-    return group.made("FP8 per tensor", shape, {**own, "weight_scale": group.scale("weight_scale", shape, None)})
+        return group.tensor(f"FP8 in blocks of {blocks[0]} x {blocks[1]}", shape, {**own, "weight_scale": scale})
+    return group.tensor("FP8 per tensor", shape, {**own, "weight_scale": group.scale("weight_scale", shape, None)})
 
 
 def fbgemm(group: WeightGroup) -> LogicalTensor | None:
@@ -86,7 +86,7 @@ def fbgemm(group: WeightGroup) -> LogicalTensor | None:
     shape = group.matrix("weight")
     scale = group.scale("weight_scale", shape, (1, 0))
     own = {"weight": values(shape, Along(len(shape) - 1)), "weight_scale": scale, **singles(group, shape)}
-    return group.made("FP8 per channel", shape, own)
+    return group.tensor("FP8 per channel", shape, own)
 
 
 def modelopt(group: WeightGroup) -> LogicalTensor | None:
@@ -117,7 +117,7 @@ def modelopt(group: WeightGroup) -> LogicalTensor | None:
         raise ParseError(
             f"{shown(group.name)}: its weight_scale has the shape {scales}; expected one scale for {shape}"
         )
-    return group.made(
+    return group.tensor(
         "FP8 per tensor" if blocks is None else "FP8 in blocks of 128 x 128",
         shape,
         {
@@ -145,7 +145,7 @@ def mxfp8(group: WeightGroup) -> LogicalTensor | None:
 def scaled_in_groups(group: WeightGroup, shape: tuple[int, ...], tail: str) -> LogicalTensor:
     """Return an FP8 weight of which 32 columns have a scale."""
     along = {"weight": values(shape, Along(len(shape) - 1)), tail: group.scale(tail, shape, (1, 32))}
-    return group.made("MXFP8 in groups of 32", shape, {**along, **singles(group, shape)})
+    return group.tensor("MXFP8 in groups of 32", shape, {**along, **singles(group, shape)})
 
 
 def four_bits(group: WeightGroup, tail: str, size: int, form: str) -> LogicalTensor:
@@ -153,7 +153,7 @@ def four_bits(group: WeightGroup, tail: str, size: int, form: str) -> LogicalTen
     stored = group.matrix(tail)
     shape = (*stored[:-1], 2 * stored[-1])
     last = len(shape) - 1
-    return group.made(
+    return group.tensor(
         f"{form} in groups of {size}",
         shape,
         {
@@ -179,7 +179,7 @@ def mxfp4(group: WeightGroup) -> LogicalTensor | None:
             f"{shown(group.name)}: its scales have the shape {group.shape('scales')}; for blocks of {stored} it must "
             f"be {stored[:-1]}"
         )
-    return group.made("MXFP4 in groups of 32", shape, {"blocks": (*along, WHOLE), "scales": scales})
+    return group.tensor("MXFP4 in groups of 32", shape, {"blocks": (*along, WHOLE), "scales": scales})
 
 
 def _group_size(given: Given, default: int) -> int:

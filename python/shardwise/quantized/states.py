@@ -25,7 +25,7 @@ class State(NamedTuple):
 
     Attributes:
         name: Its name.
-        said: Its name, taken apart.
+        parsed: Its name, taken apart.
         weight: The name by which rules find its weight, which may be elsewhere.
         shape: The shape of the weight.
         along: What each of its dims stands for; `None` if nothing says it.
@@ -34,7 +34,7 @@ class State(NamedTuple):
     """
 
     name: str
-    said: StateName
+    parsed: StateName
     weight: str
     shape: tuple[int, ...]
     along: tuple[Along, ...] | None
@@ -49,8 +49,8 @@ class State(NamedTuple):
     @property
     def over(self) -> int | None:
         """The dim of the weight over which it is an average; `None` if it is none."""
-        found = averaged_dims(self.said.kind, self.shape)
-        return None if found is None or self.own != _average_shape(self.said.kind, self.shape, found) else found
+        found = averaged_dims(self.parsed.kind, self.shape)
+        return None if found is None or self.own != _average_shape(self.parsed.kind, self.shape, found) else found
 
     @property
     def unknown(self) -> str:
@@ -67,7 +67,7 @@ class State(NamedTuple):
         along = (Along(None),) * len(self.own) if self.along is None else self.along
         uncut = tuple((dim, self.unknown) for dim in range(len(self.shape))) if self.unknown else ()
         return LogicalTensor(
-            self.weight, self.shape, self.said.kind, (Component(self.name, self.dtype, self.own, along),), uncut
+            self.weight, self.shape, self.parsed.kind, (Component(self.name, self.dtype, self.own, along),), uncut
         )
 
 

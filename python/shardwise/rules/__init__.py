@@ -20,6 +20,7 @@
 | `left_out` | tensors and axes without a rule |
 | `report_maker`, `report`, `tensor_report`, `problems` | what rules do to a model |
 | `report_text`, `page`, `drawn` | reports as text, pages and pictures |
+| `page_table` | the table of a page, a row for each group of tensors |
 """
 
 from typing import TYPE_CHECKING

@@ -120,7 +120,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
             return "the rules file"
         return "the configuration" if isinstance(self._config, Mapping) else repr(str(_config_file(self._config)))
 
-    def said(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    def for_messages(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
         """Return those numbers that have these names, with their values, for messages."""
         values = ((name, self[name]) for name in names if name in self._choices)
         return tuple((name, value) for name, value in values if isinstance(value, int))
@@ -240,7 +240,7 @@ def numbered(text: Any, sizes: Mapping[str, Any], numbers: NamedNumbers) -> Pack
     dim, used = parse_with(text, _Both(own, numbers) if numbers else own)
     if unused := sorted(own.keys() - used.keys()):
         raise LayoutError(f"sizes has {shown(unused[0])}, which {shown(text)} does not name")
-    return replace(dim, numbers=numbers.said(name for name in used if name not in own))
+    return replace(dim, numbers=numbers.for_messages(name for name in used if name not in own))
 
 
 class _Both(Mapping[str, "int | Sequence[int]"]):

@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from .._text import bytes_text
-from ..layout import TensorLayout
-from ..mesh import DeviceMesh
-from ..show.cells import CellBlock, ShardCells, cell_ranges, held_in, plane_of
+from ..show.canvas import escaped
 from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
-from ..show.lanes import packed_view
-from ..show.names import brief, group_names
-from ..show.picture import MOST_KEYS, short, xml_text
-from ..show.svg import escaped, svg_of
-from ..show.views import axes_text
+from ..show.names import group_names
+from ..show.picture import MOST_KEYS, xml_text
+from ..show.svg import svg_of
 from .drawn import KINDS, MOST_DEVICES, kind_number, meshes_picture, report_picture
+from .page_table import COLUMNS, PageTable, cell_text, layout_text, mesh_sizes, sizes_text
 
 __all__ = ["notebook_of", "page_around", "page_of", "plain_page"]
 
-_LONGEST, _MOST_NAMES = 400, 200
-#: The most blocks of a tensor that the page draws: for each there is room for a name, if it stands upright.
-_MOST_BLOCKS = 64
-#: If there are more packed cuts, the page only names them: their pieces would make it large.
-_MOST_PACKED = 64
-_COLUMNS = (
-    ("tensor", ""),
-    ("shape", "n"),
-    ("dtype", ""),
-    ("layout", ""),
-    ("largest shard", "n"),
-    ("bytes", "n"),
-    ("bytes per device", "n"),
-    ("rule", ""),
-)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+#: The most names of one list.
+_MOST_NAMES = 200
 
 
 def page_of(report: Any, title: str) -> str:
     """Return the page of a report: `LayoutReport.to_html` lists what is on it."""
-    page = _Page(report)
+    page = PageTable(report)
     rows = "\n".join(page.rows())
     looks = {"fills": FILLS, "patterns": PATTERNS, "neutral": NEUTRAL, "ink": INK, "most": MOST_KEYS}
     data = {"cuts": page.cuts, "held": page.held, **looks}
     style, script = ((files(__package__) / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    name = _text(title)
+    name = cell_text(title)
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -59,7 +41,7 @@ def page_of(report: Any, title: str) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{name}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             '<a class="skip" href="#table">Skip to the tensors</a>',
-            f"<header>\n<h1>{name}</h1>\n<p>{_text(_about(report))}</p>\n</header>\n<main>",
+            f"<header>\n<h1>{name}</h1>\n<p>{cell_text(_about(report))}</p>\n</header>\n<main>",
             _figures(report),
             *_problems(report),
             "<section>\n<h2>What the devices hold</h2>",
@@ -70,7 +52,7 @@ def page_of(report: Any, title: str) -> str:
             '<section id="table">\n<h2>Tensors</h2>',
             _tools(report),
             '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><table id="tensors"><thead><tr>',
-            "".join(_head(column, kind) for column, kind in _COLUMNS),
+            "".join(_head(column, kind) for column, kind in COLUMNS),
             f"</tr></thead><tbody>\n{rows}\n</tbody></table></div>\n</section>",
             '<section id="who" aria-live="polite" class="needs-js"><h2>Who holds what</h2>',
             '<p class="quiet">Choose a tensor in the table.</p></section>\n</main>',
@@ -83,8 +65,8 @@ def page_of(report: Any, title: str) -> str:
 def plain_page(title: str, about: str, sections: Sequence[tuple[str, str]]) -> str:
     """Return a page of sections, each a title and its HTML, that looks as that of a report and has no scripts."""
     body = [
-        f'<section>\n<h2>{_text(heading)}</h2>\n<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{_text(heading)}">{html}</div>\n</section>'
+        f'<section>\n<h2>{cell_text(heading)}</h2>\n<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{cell_text(heading)}">{html}</div>\n</section>'
         for heading, html in sections
     ]
     return page_around(title, about, "\n".join(body))
@@ -93,7 +75,7 @@ def plain_page(title: str, about: str, sections: Sequence[tuple[str, str]]) -> s
 def page_around(title: str, about: str, body: str, script: str = "") -> str:
     """Return a page around HTML, that looks as that of a report; its script may ask the page's own server only."""
     style = (files(__package__) / "page.css").read_text(encoding="utf-8")
-    name = _text(title)
+    name = cell_text(title)
     policy = f"{_POLICY}; connect-src 'self'" if script else _POLICY
     return "\n".join(
         [
@@ -115,11 +97,11 @@ def notebook_of(report: Any) -> str:
     rows = []
     for name, names, _ in groups[:_MOST_NAMES]:
         tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
-        layout = _layout(report, tensor.layout)
+        layout = layout_text(report, tensor.layout)
         size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
-        cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_number(tensor)])
-        rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-    warnings = [f"<li>{_text(warning)}</li>" for warning in report.warnings[:_MOST_NAMES]]
+        cells = (f"{name}{many}", sizes_text(tensor.shape), layout, size, tensor.rule or KINDS[kind_number(tensor)])
+        rows.append("<tr>" + "".join(f"<td>{cell_text(cell)}</td>" for cell in cells) + "</tr>")
+    warnings = [f"<li>{cell_text(warning)}</li>" for warning in report.warnings[:_MOST_NAMES]]
     return "\n".join(
         [
             html_of(report_picture(report)),
@@ -131,22 +113,9 @@ def notebook_of(report: Any) -> str:
     )
 
 
-def _text(text: str) -> str:
-    return escaped(short(xml_text(text), _LONGEST))
-
-
-def _name(name: str) -> str:
-    """Return a name as HTML that can be broken after its dots and slashes."""
-    return _text(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
-
-
 def _json(value: Any) -> str:
     """Return a value as JSON that is safe inside an HTML script element."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
 
 
 def _about(report: Any) -> str:
@@ -155,28 +124,9 @@ def _about(report: Any) -> str:
         return "No mesh."
     devices = f"{mesh.size:,} device{'s' * (mesh.size > 1)}"
     if not report.meshes:
-        return f"On the mesh {_axes(mesh)} of {devices}; uneven rule: {report.uneven}."
-    named = "; ".join(f"{name} ({_axes(one)})" for name, one in report.meshes)
+        return f"On the mesh {mesh_sizes(mesh)} of {devices}; uneven rule: {report.uneven}."
+    named = "; ".join(f"{name} ({mesh_sizes(one)})" for name, one in report.meshes)
     return f"On {devices} by the mesh{'es' * (len(report.meshes) > 1)} {named}; uneven rule: {report.uneven}."
-
-
-def _axes(mesh: DeviceMesh) -> str:
-    return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
-
-
-def _layout(report: Any, layout: TensorLayout | None) -> str:
-    """Return the axes of a layout; in a deployment also its mesh, and the mesh's devices that it is on."""
-    if layout is None:
-        return "?"
-    axes, mesh = axes_text(layout), layout.device_mesh
-    if not report.meshes or mesh is None:
-        return axes
-    return f"{axes} over {_axes(mesh)}: {_devices(mesh)}"
-
-
-@lru_cache(maxsize=256)  # the tensors of a stage have their mesh in common
-def _devices(mesh: DeviceMesh) -> str:
-    return f"{mesh.size:,} devices" if mesh.size > MOST_DEVICES else brief(list(map(str, mesh.labels())))
 
 
 def _bars(report: Any) -> str:
@@ -248,7 +198,7 @@ def _indivisible(report: Any) -> Iterator[str]:
     )
     for name, _, (dim, size, shards, rule, hinders) in found[:_MOST_NAMES]:
         fate = '<span class="bad">not placed</span>' if hinders else "cut unevenly"
-        cells = (_text(name), dim, size, shards, _text(str(rule)), fate)
+        cells = (cell_text(name), dim, size, shards, cell_text(str(rule)), fate)
         yield "<tr>" + "".join(f'<td class="code">{cell}</td>' for cell in cells) + "</tr>"
     yield f"</tbody></table></div>{_more(len(found))}</details>"
 
@@ -258,7 +208,7 @@ def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
     found = group_names((text, None) for text in texts)
     yield f"<details{' open' if kind == 'bad' else ''}><summary>{title}: {len(texts):,}</summary>"
     items = "".join(
-        f'<li class="{kind}">{_text(name)}{f" ({len(members)})" if len(members) > 1 else ""}</li>'
+        f'<li class="{kind}">{cell_text(name)}{f" ({len(members)})" if len(members) > 1 else ""}</li>'
         for name, members, _ in found[:_MOST_NAMES]
     )
     yield f'<ul class="names">{items}</ul>{_more(len(found))}</details>'
@@ -281,133 +231,3 @@ def _tools(report: Any) -> str:
 
 def _head(column: str, kind: str) -> str:
     return f'<th scope="col" class="{kind}"><button type="button">{column}</button></th>'
-
-
-class _Page:
-    """The rows of the table, and the list of cuts that they refer to."""
-
-    def __init__(self, report: Any) -> None:
-        self._report = report
-        self.cuts: list[Any] = []
-        self.held: list[list[str]] = []
-        self._cuts: dict[Any, int] = {}
-        self._held: dict[Any, int] = {}
-        self._packed = 0
-        #: Why tensors cannot be placed, and the same without their names, by which they are grouped.
-        self._reasons: dict[str, tuple[str, str]] = {}
-        for problem in report.problems:
-            self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))
-
-    def rows(self) -> Iterator[str]:
-        """Yield the rows: one for each group of tensors that are alike, then its members."""
-        by_name = {tensor.name: tensor for tensor in self._report.tensors}
-        for number, (text, names, _) in enumerate(group_names((name, self._look(t)) for name, t in by_name.items())):
-            tensors = [by_name[name] for name in names]
-            yield self._group(number, text, tensors)
-            if len(names) > 1:
-                yield from (self._member(tensor) for tensor in tensors)
-
-    def _group(self, number: int, text: str, tensors: Sequence[Any]) -> str:
-        tensor, many = tensors[0], len(tensors)
-        cut = self._cut(tensor)
-        sizes = None if tensor.nbytes is None else tensor.nbytes * many
-        each = None if tensor.bytes_per_device is None else tensor.bytes_per_device * many
-        layout = _layout(self._report, tensor.layout)
-        shard = None if tensor.shard_shape is None else tensor.shard_shape
-        fold = '<button type="button" class="fold needs-js" aria-expanded="false" aria-label="members">+</button>'
-        name = (
-            f'{fold if many > 1 else ""}<button type="button" class="plain"{f" data-many={many}" if many > 1 else ""}>'
-            f"{_name(text)}</button>{f' × {many}' if many > 1 else ''}"
-        )
-        cells = [
-            ("name", number, name),
-            ("n", math.prod(tensor.shape), _text(_sizes(tensor.shape))),
-            ("", tensor.dtype or "", _text(tensor.dtype or "?")),
-            ("code", short(layout, 40), _text(layout)),
-            ("n", -1 if shard is None else math.prod(shard), "none" if shard is None else _text(_sizes(shard))),
-            ("n", -1 if sizes is None else sizes, "?" if sizes is None else bytes_text(sizes)),
-            ("n", -1 if each is None else each, "?" if each is None else bytes_text(each)),
-            ("code", short(tensor.rule or "", 40), self._rule(tensor)),
-        ]
-        place = "" if cut is None else f' data-c="{cut}"'
-        return (
-            f'<tr class="g" data-k="{kind_number(tensor)}"{place}>'
-            + "".join(f'<td class="{kind}" data-v="{_text(str(value))}">{cell}</td>' for kind, value, cell in cells)
-            + "</tr>"
-        )
-
-    def _member(self, tensor: Any) -> str:
-        size = "" if tensor.nbytes is None else bytes_text(tensor.nbytes)
-        each = "" if tensor.bytes_per_device is None else f", {bytes_text(tensor.bytes_per_device)} per device"
-        return (
-            f'<tr class="m"><td class="name"><button type="button" class="plain">{_name(tensor.name)}</button></td>'
-            f'<td class="quiet" colspan="{len(_COLUMNS) - 1}">as above; {size}{each}</td></tr>'
-        )
-
-    def _rule(self, tensor: Any) -> str:
-        reason = self._reasons.get(tensor.name)
-        if reason is not None:
-            return f'<span class="bad">{_text(reason[0])}</span>'
-        if tensor.rule is not None:
-            return _text(tensor.rule)
-        return '<span class="warn">no rule</span>' if self._report.default is None else "the default"
-
-    def _cut(self, tensor: Any) -> int | None:
-        """Return the number of the entry that says who holds what, for tensors of this layout and shape."""
-        layout, shape = tensor.layout, tensor.shape
-        if tensor.num_shards is None or layout is None or len(shape) > 64:
-            return None
-        key = tensor.tiling or layout, shape, tensor.uneven
-        if key not in self._cuts:
-            self._cuts[key] = len(self.cuts)
-            if tensor.tiling is not None:
-                self.cuts.append(self._shared_cut(layout, shape))
-            else:
-                made = self._packed_cut if layout.is_packed else self._regular_cut
-                self.cuts.append(made(layout, shape, tensor.uneven))
-        return self._cuts[key]
-
-    def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
-        cells = ShardCells(layout.partition(shape, uneven))
-        plane = plane_of([cells.counts])
-        parts = cell_ranges(cells, plane, _MOST_BLOCKS)
-        ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
-        key = layout, cells.counts
-        if key not in self._held:
-            self._held[key] = len(self.held)
-            self.held.append([held_in(CellBlock(cells, block)) for block in itertools.product(*parts)])
-        return {
-            "about": short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST),
-            "shape": list(map(str, shape)),
-            "ranges": ranges,
-            "held": self._held[key],
-            "plane": [plane[0] if len(plane) > 1 else None, plane[-1] if plane else None],
-        }
-
-    def _shared_cut(self, layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
-        about = short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
-        note = "neighbours share blocks; shardwise.draw draws what shardwise.quantized.followers gives"
-        return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
-
-    def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
-        self._packed += 1
-        about = short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
-        if self._packed > _MOST_PACKED:
-            note = "too many packed layouts for one page; shardwise.draw draws this one"
-            return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
-        view, _ = packed_view(layout.partition(shape, uneven), about, ())
-        tiles = [tile for panel in view.panels for tile in panel.tiles]
-        size = view.panels[0].across.size if view.panels and view.panels[0].across is not None else 1
-        return {
-            "about": about,
-            "notes": list(view.notes),
-            "shape": [str(size)],
-            "plane": [None, 0],
-            "pieces": [[tile.down[0], f"{tile.across[0]}:{tile.across[1]}", tile.place, tile.held] for tile in tiles],
-        }
-
-    def _look(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the properties that tensors in one row have in common."""
-        reason = self._reasons.get(tensor.name, ("", ""))[1]
-        held = tensor.layout, tensor.tiling, tensor.num_shards
-        return tensor.shape, tensor.dtype, *held, tensor.rule, tensor.uneven, reason

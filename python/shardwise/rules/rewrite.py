@@ -160,7 +160,7 @@ def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: NamedN
     texts = [value.get("size"), *(side.get(key) for side in tables for key in ("pad_to", "zigzag"))]
     names = [name for text in texts if isinstance(text, str) for name in parse_expression(text).names]
     names += [name for side in sides if side.dims is not None for name, _ in side.dims.sizes]
-    found = dict(numbers.said(names))
+    found = dict(numbers.for_messages(names))
     for side in sides:
         if side.packed is not None:
             found.update(side.packed.numbers)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .canvas import escaped
 from .picture import Picture, short, xml_text
-from .svg import escaped, svg_of
+from .svg import svg_of
 
 __all__ = ["html_of", "table_html"]
 

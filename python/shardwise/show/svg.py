@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from .colours import HEAT, INK, PALE, THEMES, heat, look
-from .lines import width_of, wrapped
+from .canvas import CHAR, GAP, HALF, LINE, NARROW, OVER, WIDE, Area, Canvas, escaped, text_length, text_lines
+from .colours import HEAT, INK, PALE, THEMES
+from .lines import width_of
 from .picture import Panel, PanelSide, Picture, Span, Tile, View, short, xml_text
 
-__all__ = ["escaped", "svg_of"]
+__all__ = ["svg_of"]
 
-_CHAR, _LINE, _GAP = 7.25, 15, 14
-#: The greatest width of all of it, so that it can be read on a telephone, where it is drawn a fifth smaller; of one of
-#: two views beside each other, which stand below each other if they need more; and the least of a panel.
-_WIDE, _HALF, _NARROW = 460, 208, 160
 #: The least height of a panel, the greatest, and that of many rows.
 _LOW, _HIGH, _HIGHEST = 56, 300, 560
 _MARGIN, _ARROW = 12, 44
@@ -23,11 +20,6 @@ _MARGIN, _ARROW = 12, 44
 _MOST_LEFT = 0.42
 #: The least length of a range whose label is written upright along it.
 _UPRIGHT = 14
-_MOST_TEXT = 160
-#: The least extent of a tile; of a smaller one only the rim would be seen.
-_THIN = 3
-#: The beginning of the fill of a pattern.
-_OVER = 'fill="url(#'
 
 
 def svg_of(picture: Picture) -> str:
@@ -39,23 +31,23 @@ def svg_of(picture: Picture) -> str:
     >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
     '<svg '
     """
-    beside = picture.turns and all(_ViewLayout.fits(view, _HALF) for view in picture.views[:2])
-    views = [_ViewLayout(view, _HALF if beside and number < 2 else _WIDE) for number, view in enumerate(picture.views)]
+    beside = picture.turns and all(_ViewLayout.fits(view, HALF) for view in picture.views[:2])
+    views = [_ViewLayout(view, HALF if beside and number < 2 else WIDE) for number, view in enumerate(picture.views)]
     if picture.turns:
         _ViewLayout.at_one_scale(*views[:2])
-    canvas = _Canvas()
+    canvas = Canvas()
     width = height = 0.0
     for number, view in enumerate(views):
-        x, y = 0.0, height + 3 * _GAP * bool(number)
+        x, y = 0.0, height + 3 * GAP * bool(number)
         if number == 1 and beside:
             canvas.arrow(width + 8, min(view.height, height) / 2, "h24m-7 -6l7 6l-7 6")
             x, y = width + _ARROW, 0.0
         elif number == 1 and picture.turns:
-            canvas.arrow(width / 2, height + _GAP + 4, "v22m-6 -7l6 7l6 -7")
-            y = height + _GAP + _ARROW
+            canvas.arrow(width / 2, height + GAP + 4, "v22m-6 -7l6 7l6 -7")
+            y = height + GAP + _ARROW
         view.draw(canvas, x, y)
         width, height = max(width, x + view.width), max(height, y + view.height)
-    width, height = canvas.legend(picture.legend, max(width, _NARROW), height)
+    width, height = canvas.legend(picture.legend, max(width, NARROW), height)
     size = f"{width + 2 * _MARGIN:.10g}", f"{height + 2 * _MARGIN:.10g}"
     body = "\n".join(canvas.parts)
     name = f"sw{crc32((picture.title + body).encode('utf-8', 'replace')):08x}"
@@ -69,20 +61,10 @@ def svg_of(picture: Picture) -> str:
             f"<style>{_style(name, any(tile.amount for tile in picture.tiles()))}</style>",
             *canvas.patterns(name),
             f'<rect class="page" x="{-_MARGIN}" y="{-_MARGIN}" width="{size[0]}" height="{size[1]}" rx="6"/>',
-            body.replace(_OVER, f"{_OVER}{name}"),  # No text of a label has a quotation mark.
+            body.replace(OVER, f"{OVER}{name}"),  # No text of a label has a quotation mark.
             "</svg>\n",
         ]
     )
-
-
-def escaped(text: str) -> str:
-    """Escape text for markup.
-
-    >>> escaped('<b>"&')
-    '&lt;b&gt;&quot;&amp;'
-    """
-    # Not `xml.sax.saxutils.escape`, whose import takes as long as that of all of shardwise.
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
 def _style(name: str, has_amounts: bool) -> str:
@@ -102,103 +84,8 @@ def _style(name: str, has_amounts: bool) -> str:
     return f"{tiles}{theme('light', INK)}@media (prefers-color-scheme:dark){{{theme('dark', PALE)}}}"
 
 
-def _length(text: str) -> float:
-    """The drawn length of a line of text: characters that take two places in a terminal take two here."""
-    return _CHAR * width_of(text)
-
-
-def _lines(text: str, width: float) -> list[str]:
-    """Text without what XML does not allow, in lines of at most this length."""
-    return wrapped(short(xml_text(text), _MOST_TEXT), int(width / _CHAR))
-
-
-#: The place of something that is drawn: left, top, width, height.
-_Area = tuple[float, float, float, float]
 #: Lines of text, whether they stand upright, and whether they say who holds what.
 _Written = tuple[tuple[str, ...], bool, bool]
-
-
-class _Canvas:
-    """Elements that have been drawn, which patterns they use, and which entries of the legend they do without."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-        self._patterns: dict[str, int] = {}
-        self._keys: dict[int, bool] = {}
-
-    def text(
-        self, x: float, y: float, text: str, kind: str = "text", anchor: str = "middle", upright: bool = False
-    ) -> None:
-        """Write a line at a place; `kind` is a class of the style, or the fill of the tile under it."""
-        if not text:
-            return
-        style = f'class="{kind}"'
-        turn = f' transform="rotate(-90 {x:.10g} {y:.10g})"' if upright else ""
-        if kind.startswith("#"):
-            # No line of a pattern goes through letters: a plate in the colour of the tile is under them.
-            style, left = 'class="on"', x - _length(text) / 2 - 2
-            self.parts.append(
-                f'<rect class="plate" x="{left:.10g}" y="{y - 12:.10g}" width="{_length(text) + 4:.10g}" height="15" '
-                f'rx="2" fill="{kind}" pointer-events="none"{turn}/>'
-            )
-        self.parts.append(
-            f'<text x="{x:.10g}" y="{y:.10g}" text-anchor="{anchor}" textLength="{_length(text):.10g}" '
-            f'lengthAdjust="spacingAndGlyphs" {style}{turn}>{escaped(text)}</text>'
-        )
-
-    def tile(self, place: _Area, key: int | None, about: str, amount: float | None = None) -> str:
-        """Draw a rectangle in its look, and give the class of texts on it, or its fill if it has a pattern."""
-        fill, pattern = look(key)
-        x, y, width, height = (f"{number:.10g}" for number in place)
-        where = f'x="{x}" y="{y}" width="{width}" height="{height}"'
-        about = f"<title>{escaped(about)}</title>" if about else ""
-        kind = "" if key is None else f' data-key="{key}"'
-        rim = f' style="stroke:{fill};stroke-width:1.5"' if min(place[2:]) < _THIN else ""
-        if amount is not None:
-            # What is nothing is a frame.
-            look_of, written = ("line", "still") if amount <= 0 else (f"tile h{heat(amount)}", "amount")
-            self.parts.append(f'<rect class="{look_of}" {where}>{about}</rect>')
-            return written
-        self.parts.append(f'<rect class="tile" {where} fill="{fill}"{rim}{kind}>{about}</rect>')
-        if not pattern:
-            return "on"
-        number = self._patterns.setdefault(pattern, len(self._patterns))
-        self.parts.append(f'<rect class="over" {where} {_OVER}p{number})" pointer-events="none"/>')
-        return fill
-
-    def told(self, key: int | None, is_told: bool) -> None:
-        """Note whether it is written at a tile of this key who holds it."""
-        if key is not None:
-            self._keys[key] = self._keys.get(key, False) or is_told
-
-    def arrow(self, x: float, y: float, path: str) -> None:
-        self.parts.append(f'<path class="line" d="M{x:.10g} {y:.10g}{path}" stroke-width="2"/>')
-
-    def patterns(self, name: str) -> list[str]:
-        """Return the definitions of the patterns that have been used."""
-        if not self._patterns:
-            return []
-        found = [
-            f'<pattern id="{name}p{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
-            f'<path d="{pattern}" stroke="{INK}" stroke-opacity="0.5" stroke-width="1.25"/></pattern>'
-            for pattern, number in self._patterns.items()
-        ]
-        return ["<defs>", *found, "</defs>"]
-
-    def legend(self, entries: Sequence[str], width: float, top: float) -> tuple[float, float]:
-        """Draw the legend in columns below, unless the tiles say all of it; give the width and height of everything."""
-        if not entries or all(self._keys.values()):
-            return width, top
-        entries = [short(xml_text(entry), int((_WIDE - 34) / _CHAR)) for entry in entries]
-        each = max(map(_length, entries)) + 34
-        columns = max(int(max(width, _WIDE) / each), 1)
-        top += 2 * _GAP
-        for number, entry in enumerate(entries):
-            row, column = divmod(number, columns)
-            x, y = column * each, top + row * 20
-            self.tile((x, y, 16, 14), number, "")
-            self.text(x + 22, y + 11, entry, anchor="start")
-        return max(width, each * min(columns, len(entries))), top + -(-len(entries) // columns) * 20
 
 
 class _ViewLayout:
@@ -212,17 +99,17 @@ class _ViewLayout:
         for panel in rows:
             panel.place_rows(widest, any(each.above for each in rows), max(each.left for each in rows))
         self._captions = [
-            (line, bool(number)) for number, text in enumerate(view.captions) for line in _lines(text, widest)
+            (line, bool(number)) for number, text in enumerate(view.captions) for line in text_lines(text, widest)
         ]
-        self._notes = [line for text in view.notes for line in _lines(text, widest)]
+        self._notes = [line for text in view.notes for line in text_lines(text, widest)]
         self._measure()
 
     def _measure(self) -> None:
-        lines = [*(_length(line) for line, _ in self._captions), *map(_length, self._notes)]
+        lines = [*(text_length(line) for line, _ in self._captions), *map(text_length, self._notes)]
         self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
-        self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
+        self.height = (len(self._captions) + len(self._notes)) * LINE + sum(p.height + GAP for p in self._panels)
         if self._panels and not self._notes:
-            self.height -= _GAP - 2  # the label of a low row reaches below it
+            self.height -= GAP - 2  # the label of a low row reaches below it
 
     def at_one_scale(self, other: _ViewLayout) -> None:
         """Draw panels of one length in both views as wide and as high as the larger: before and after a change."""
@@ -239,15 +126,15 @@ class _ViewLayout:
         """Return whether a view has room for its labels in this width."""
         return all(panel.row_height is None and _PanelLayout.of(panel, widest).has_room for panel in view.panels)
 
-    def draw(self, canvas: _Canvas, x: float, y: float) -> None:
+    def draw(self, canvas: Canvas, x: float, y: float) -> None:
         for line, is_quiet in self._captions:
-            y += _LINE
+            y += LINE
             canvas.text(x, y - 3, line, "quiet" if is_quiet else "text", "start")
         for panel in self._panels:
             panel.draw(canvas, x, y)
-            y += panel.height + _GAP
+            y += panel.height + GAP
         for line in self._notes:
-            y += _LINE
+            y += LINE
             canvas.text(x, y - 3, line, "quiet", "start")
 
 
@@ -270,25 +157,27 @@ class _PanelLayout:
 
     @classmethod
     def of(cls, panel: Panel, widest: float) -> _PanelLayout:
-        titles = _lines(panel.heading, widest) if panel.heading else []
+        titles = text_lines(panel.heading, widest) if panel.heading else []
         for arrow, side in (("↓", panel.down), ("→", panel.across)):
             if side is not None and side.title:
-                titles += _lines(f"{arrow} {side.title}", widest)
+                titles += text_lines(f"{arrow} {side.title}", widest)
         rows = _spans(panel.down, widest if panel.row_height is not None else widest * _MOST_LEFT)
-        left = max((_length(row.text) for row in rows), default=-8.0) + 8
+        left = max((text_length(row.text) for row in rows), default=-8.0) + 8
         above = panel.row_height is not None and left > widest * _MOST_LEFT
         if above:
             left = 0.0
         spans = _spans(panel.across, widest * _MOST_LEFT)
-        needed = [(_length(span.text) + 8) / share for span in spans if (share := _share(panel.across, span)) >= 1 / 64]
+        needed = [
+            (text_length(span.text) + 8) / share for span in spans if (share := _share(panel.across, span)) >= 1 / 64
+        ]
         needed += [
-            (max(map(_length, tile.labels[0])) + 8) / share
+            (max(map(text_length, tile.labels[0])) + 8) / share
             for tile in panel.tiles
             if tile.labels and (share := _share(panel.across, tile.across)) >= 1 / 64
         ]
         across = room = widest - left
         if panel.row_height is None:
-            across = min(max([_NARROW, *needed]), room)
+            across = min(max([NARROW, *needed]), room)
         upright, top = _header(panel.across, spans, across)
         down = float(_LOW)
         if panel.row_height is not None and panel.down is not None:
@@ -296,7 +185,7 @@ class _PanelLayout:
         elif panel.down is not None:
             ratio = panel.down.size / max(panel.across.size if panel.across is not None else 1, 1)
             lines = max((len(tile.labels[0]) for tile in panel.tiles if tile.labels), default=1)
-            down = min(max(across * min(max(ratio, 0.35), 1.0), len(rows) * (_LINE * lines + 4)), _HIGH)
+            down = min(max(across * min(max(ratio, 0.35), 1.0), len(rows) * (LINE * lines + 4)), _HIGH)
             down = max(down, min(len(rows) * 18, _HIGHEST))
         return cls(
             panel, titles, rows, spans, left, top, across, down, upright, above, max(needed, default=0.0) <= room
@@ -318,19 +207,19 @@ class _PanelLayout:
         assert self.panel.row_height is not None
         self.above, self.left = above, 0.0 if above else left
         self.across = widest - self.left
-        self.down = (self.panel.row_height + above * _LINE) * (self.panel.down.size if self.panel.down else 1)
+        self.down = (self.panel.row_height + above * LINE) * (self.panel.down.size if self.panel.down else 1)
 
     @property
     def width(self) -> float:
-        return max([self.left + self.across, *map(_length, self.titles)])
+        return max([self.left + self.across, *map(text_length, self.titles)])
 
     @property
     def height(self) -> float:
-        return len(self.titles) * _LINE + self.top + self.down + 6
+        return len(self.titles) * LINE + self.top + self.down + 6
 
-    def draw(self, canvas: _Canvas, x: float, y: float) -> None:
+    def draw(self, canvas: Canvas, x: float, y: float) -> None:
         for title in self.titles:
-            y += _LINE
+            y += LINE
             canvas.text(x, y - 3, title, "quiet", "start")
         x, y = x + self.left, y + self.top + 6
         for span in self.columns:
@@ -350,27 +239,27 @@ class _PanelLayout:
             self._tile(canvas, tile, (x + place[0], y + place[1], *place[2:]), written)
             self._seams(canvas, tile, x, y)
 
-    def _extent(self, tile: Tile) -> _Area:
+    def _extent(self, tile: Tile) -> Area:
         low, width = _place(self.panel.across, tile.across, self.across)
         upper, height = _place(self.panel.down, tile.down, self.down)
         if self.panel.row_height is None:
             return low, upper, width, height
-        name = _LINE * self.above
+        name = LINE * self.above
         return low, upper + name + 2, width, height - name - 4
 
-    def _tile(self, canvas: _Canvas, tile: Tile, place: _Area, written: _Written | None) -> None:
+    def _tile(self, canvas: Canvas, tile: Tile, place: Area, written: _Written | None) -> None:
         kind = canvas.tile(place, tile.key, short(xml_text(f"{tile.place}: {tile.held}"), 400), tile.amount)
         canvas.told(tile.key, self.panel.row_height is not None or (written is not None and written[2]))
         if written is None:
             return
         lines, upright, _ = written
         middle, centre = place[0] + place[2] / 2, place[1] + place[3] / 2
-        first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
+        first = (middle if upright else centre) + 4 - LINE * (len(lines) - 1) / 2
         for row, line in enumerate(map(xml_text, lines)):
-            at = first + _LINE * row
+            at = first + LINE * row
             canvas.text(*((at, centre) if upright else (middle, at)), line, kind, upright=upright)
 
-    def _seams(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
+    def _seams(self, canvas: Canvas, tile: Tile, x: float, y: float) -> None:
         """Draw where a tile that stands for several is cut, unless the lines would be too close."""
         low, width = _place(self.panel.across, tile.across, self.across)
         upper, height = _place(self.panel.down, tile.down, self.down)
@@ -387,7 +276,7 @@ class _PanelLayout:
             canvas.parts.append(f'<path d="{path}" stroke="{INK}" stroke-opacity="0.3" stroke-width="0.5"/>')
 
 
-def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written | None]:
+def _writings(tiles: Sequence[Tile], places: Sequence[Area]) -> list[_Written | None]:
     """Choose for each tile the first label for which there is room; tiles of one size say the same of themselves.
 
     The shortest label says little: an upright longer one is better, but not the same one upright; and where one tile
@@ -423,16 +312,16 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written |
 
 def _header(side: PanelSide | None, spans: Sequence[Span], across: float) -> tuple[bool, float]:
     """Say whether the labels of columns stand upright in this width, and how high they are."""
-    upright = any(_length(span.text) + 4 > across * _share(side, span) for span in spans)
+    upright = any(text_length(span.text) + 4 > across * _share(side, span) for span in spans)
     shown = [span for span in spans if across * _share(side, span) >= _UPRIGHT] if upright else spans
     if not shown:
         return upright, 0.0
-    return upright, max(_length(span.text) for span in shown) + 8 if upright else _LINE + 2
+    return upright, max(text_length(span.text) for span in shown) + 8 if upright else LINE + 2
 
 
 def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:
     """The ranges of a side, their labels short enough for this width."""
-    most = int((width - 8) / _CHAR)
+    most = int((width - 8) / CHAR)
     return () if side is None else tuple(Span(s.start, s.stop, _cut(xml_text(s.text), most)) for s in side.spans)
 
 
@@ -453,4 +342,4 @@ def _place(side: PanelSide | None, bounds: tuple[int, int], length: float) -> tu
 
 
 def _fits(lines: Sequence[str], width: float, height: float) -> bool:
-    return len(lines) * _LINE <= height - 1 and max(map(_length, lines), default=0) + 1.5 <= width
+    return len(lines) * LINE <= height - 1 and max(map(text_length, lines), default=0) + 1.5 <= width

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.store.data.sources import Locations, head_digest, source_of
+from shardwise.store.data.sources import head_digest
+from shardwise.store.data.stated_sources import Locations, source_of
 
 MIB = 2**20
 

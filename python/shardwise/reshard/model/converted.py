@@ -20,8 +20,9 @@ from ..._core import Tiling as CoreTiling
 from ..._dtypes import find_dtype
 from ..._text import shown
 from ...conversion.apply import rewritten
-from ...conversion.assembled import Assembled, Leaf, Wanted
+from ...conversion.assembled import Assembled, Leaf
 from ...conversion.leaves import Stored, Values
+from ...conversion.tables import Wanted
 from ...errors import LayoutError
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides

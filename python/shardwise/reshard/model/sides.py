@@ -111,7 +111,7 @@ class TilingSide:
         """
         with importing:
             from ...quantized.follow import followed
-            from ...quantized.forms import cast_weights, check_elements
+            from ...quantized.unstated import cast_weights, check_elements
 
         said: list[LeftOut] = []
         if self.is_for_models:

@@ -9,6 +9,7 @@
 | `engine`, `boxes`, `codecs` | the compiled engine; boxes read; decompression |
 | `digest`, `digest_torch` | digests of arrays; of PyTorch's tensors where they lie |
 | `sources`, `same_files` | what a plan reads; files that must keep their names |
+| `stated_sources` | sources read from a plan file |
 | `block_lists` | long lists in compressed blocks with digests |
 | `text` | names and shapes from files, checked |
 """

@@ -14,7 +14,8 @@ from ...partition import Partition
 from ...placing import Placing
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed, with_states
-from ...quantized.forms import Components, check_elements, check_known
+from ...quantized.forms import Components
+from ...quantized.unstated import check_elements, check_known
 from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint

@@ -11,11 +11,13 @@ from ..._arguments import instance, optional
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...conversion.apply import kept_objects, rewritten
-from ...conversion.assembled import Assembled, Wanted
+from ...conversion.assembled import Assembled
 from ...conversion.leaves import Stored
+from ...conversion.tables import Wanted
 from ...errors import LayoutError
 from ...partition import Partition
-from ...quantized.forms import Components, check_known
+from ...quantized.forms import Components
+from ...quantized.unstated import check_known
 from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...conversion.apply import kept_objects
-from ...conversion.assembled import Assembled, Wanted
+from ...conversion.assembled import Assembled
+from ...conversion.tables import Wanted
 from ...partition import Partition
 from ...pieces import LocatedPiece
 from ...shared_tiling import SharedTiling

@@ -13,7 +13,7 @@ from ..._arguments import refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray, compared_shards
-from ...conversion.assembled import Wanted
+from ...conversion.tables import Wanted
 from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition

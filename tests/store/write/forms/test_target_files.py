@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._dtypes import CODES
-from shardwise.conversion.assembled import Wanted
+from shardwise.conversion.tables import Wanted
 from shardwise.pieces import NO_PIECES
 from shardwise.store.write.forms.dcp import dcp_files
 from shardwise.store.write.forms.files import FileDigests, slots_of

@@ -10,7 +10,7 @@ import pytest
 
 import shardwise as sw
 from shardwise._dtypes import DTYPES
-from shardwise.conversion.assembled import Wanted
+from shardwise.conversion.tables import Wanted
 from shardwise.pieces import NO_PIECES
 from shardwise.store.data.boxes import contiguous_strides
 from shardwise.store.data.sources import SourceFile

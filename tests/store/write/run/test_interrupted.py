@@ -29,7 +29,7 @@ def test_receipts_are_written_after_some_bytes_or_some_time(source: Path, option
     """So a part that is killed goes on where it was, not where the last GiB ended."""
     plan = planned(source)
     place, work = plan.place, Work(**options)
-    place.begin(parts=True)
+    place.begin_parts()
     with workers_for(work, nbytes=1, tasks=1) as workers:
         recorder = place.recorder(None, work, "1/2", workers)
     for number in range(1, 4):  # Of 64 KiB each.

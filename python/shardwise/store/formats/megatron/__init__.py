@@ -9,5 +9,6 @@
 | `buffers`, `coalesced` | the states in buckets; in arrays of all buckets of a rank |
 | `grids` | states as grids of flattened parts |
 | `torch_dist` | the distributed checkpoints, `torch_dist` |
-| `legacy` | the folders of ranks, `mp_rank_TT_PPP` |
+| `legacy` | the folders of ranks, `mp_rank_TT_PPP`, as one checkpoint |
+| `rank_folders` | which folders there are, and the file of each rank |
 """

@@ -52,13 +52,13 @@ class SavedBuffers(NamedTuple):
     Attributes:
         rows: The rows of each rank's buckets in the index.
         states: For each rank, the name of the value that holds all its buckets.
-        said: For each rank, the names of further values by their meaning.
+        others: For each rank, the names of further values by their meaning.
         names: The names of all tensors and values that are buckets.
     """
 
     rows: dict[int, list[Row]]
     states: dict[int, str]
-    said: dict[int, dict[str, str]]
+    others: dict[int, dict[str, str]]
     names: set[str]
 
     @classmethod
@@ -78,7 +78,7 @@ class SavedBuffers(NamedTuple):
             if match is not None and match["what"] == "param_state":
                 found.states[int(match["rank"])] = name
             elif match is not None:
-                found.said.setdefault(int(match["rank"]), {})[match["what"]] = name
+                found.others.setdefault(int(match["rank"]), {})[match["what"]] = name
         return found
 
 
@@ -86,7 +86,7 @@ class Buffers:
     """The buffers of all model-parallel ranks, with their parameters and the parameters' places."""
 
     def __init__(self, index: Index, arguments: Arguments, held: SavedBuffers) -> None:
-        self.index, self.held, self.arguments = index, held, arguments
+        self.index, self.saved, self.arguments = index, held, arguments
         #: For each parameter and kind of state, its pieces, and the pieces of copies on other ranks.
         self.kinds: dict[str, dict[str, tuple[list[StoredPiece], list[StoredPiece]]]] = {}
         self.weights = {row.name: row for row in index.tensors if not row.name.startswith("optimizer.")}
@@ -107,7 +107,7 @@ class Buffers:
         """Return the groups of the optimizer, which each model-parallel rank has."""
         found: list[Group] = []
         for rank in range(self.arguments.tp * self.arguments.pp):
-            name = self.held.said.get(rank, {}).get("optimizer")
+            name = self.saved.others.get(rank, {}).get("optimizer")
             if name is None:
                 raise self.index.error(f"has no groups of the optimizer of model-parallel rank {rank}")
             value = objects[name].value()
@@ -123,7 +123,7 @@ class Buffers:
 
     def added_to(self, found: Contents) -> Contents:
         """Return the contents with the buffers replaced by the states that they hold."""
-        for rank, rows in self.held.rows.items():
+        for rank, rows in self.saved.rows.items():
             for piece in self.index.tensor(None, rows[0]).pieces:
                 if self._writer(piece, rows[0].name) != (rank % self.arguments.tp, rank // self.arguments.tp):
                     raise ParseError(
@@ -258,7 +258,7 @@ class Buffers:
     def _read(self, rank: int, chunks: list[list[Parameter]], objects: Mapping[str, StoredObject]) -> None:
         """Find the states of one model-parallel rank."""
         buffers = by_buffer(chunks)
-        found = self._in_buckets(rank, buffers) if self.held.rows else self._coalesced(rank, buffers, objects)
+        found = self._in_buckets(rank, buffers) if self.saved.rows else self._coalesced(rank, buffers, objects)
         for parameter, kind, runs in found:
             own, copies = self.kinds.setdefault(parameter.name, {}).setdefault(kind, ([], []))
             (copies if parameter.is_copy else own).extend(state_pieces(parameter.blocks, runs))
@@ -266,7 +266,7 @@ class Buffers:
     def _in_buckets(self, rank: int, buffers: list[list[Parameter]]) -> Iterator[tuple[Parameter, str, list[Run]]]:
         """Yield the states in a rank's buckets, each of which is a tensor: parameter, kind, runs of elements."""
         rows: dict[tuple[int, int], dict[str, Row]] = {}
-        for row in self.held.rows[rank]:
+        for row in self.saved.rows[rank]:
             match = _BUCKET.fullmatch(row.name)
             assert match is not None
             if named_dtype(row.dtype) is None or len(row.shape) != 1 or row.dtype != "torch.float32":
@@ -342,7 +342,7 @@ class Buffers:
 
     def _padded(self, rank: int) -> dict[tuple[int, int], int]:
         """Return the number of elements of each bucket, with the padding at its end, by buffer and bucket."""
-        name = self.held.said.get(rank, {}).get("per_bucket_numel")
+        name = self.saved.others.get(rank, {}).get("per_bucket_numel")
         held = dict(self.index.objects).get(name) if name is not None else None
         if name is None or held is None:
             raise self.index.error(f"has no per_bucket_numel of model-parallel rank {rank}")
@@ -358,7 +358,7 @@ class Buffers:
         self, rank: int, buffers: list[list[Parameter]], objects: Mapping[str, StoredObject]
     ) -> Iterator[tuple[Parameter, str, list[Run]]]:
         """Yield the states in a rank's one value, which holds all its buckets: parameter, kind, runs of elements."""
-        extent = objects[self.held.states[rank]].extent
+        extent = objects[self.saved.states[rank]].extent
         assert extent is not None
         container = Container(*extent)
         value = container.read_objects()

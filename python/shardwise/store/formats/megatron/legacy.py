@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...._text import shown
 from ....deploy.deployment import Deployment
@@ -17,24 +17,21 @@ from ....deploy.megatron import Ranks, gpt, pipeline
 from ....errors import LayoutError, ParseError
 from ....pieces import Bounds
 from ...data.boxes import contiguous_strides
-from ...data.files import Holder
 from ...data.location import Location, entries_of, opening
-from ...data.parts import LEGACY
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
-from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored import StoredTensor
 from ...tensors.stored_pieces import StoredPiece
-from ..torch.tensors import Container, SavedTensor, named_values, sums_of, value_object
+from ..torch.tensors import SavedTensor, sums_of, value_object
 from .coalesced import coalesced_states
 from .parameters import FLOAT32, Parameter, Run, differing, state_pieces, tensor_of_ranks
 from .positions import by_buffer
+from .rank_folders import MegatronRank, folders_of, is_chunk, not_read, rank_of
 from .said import (
-    Arguments,
     Group,
     as_dict,
     groups_of,
     members_of,
     objects_of,
-    read_arguments,
     saved_step,
     step_tensor,
     with_groups,
@@ -42,41 +39,15 @@ from .said import (
 
 __all__ = ["open_ranks"]
 
-_FOLDER = re.compile(r"mp_rank_(?P<tp>\d\d)(?:_(?P<pp>\d{3}))?(?:_\d{3})?", re.ASCII)
 _MODEL, _OPTIMIZER = "model_optim_rng.pt", "distrib_optim.pt"
-_CHUNK = re.compile(r"model\d{0,3}")
 _LAYER = re.compile(r"(?P<before>.*\blayers)\.(?P<layer>\d{1,6})\.(?P<after>.+)")
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _KINDS = {"param": "master"}
 
 
-class _Rank(NamedTuple):
-    """The file of one model-parallel rank.
-
-    Attributes:
-        container: The file.
-        values: The values at the top of its dict.
-        arguments: The arguments of Megatron's script.
-        chunks: The tensors of each chunk of the model, by their names in the chunk.
-        optimizer: The file with the states of the distributed optimizer, if there is one.
-    """
-
-    container: Container
-    values: dict[Any, Any]
-    arguments: Arguments
-    chunks: list[dict[str, SavedTensor]]
-    optimizer: Container | None
-
-    @property
-    def path(self) -> Location:
-        """The path of the file."""
-        path: Location = self.container.file.path
-        return path
-
-
 def open_ranks(path: Location) -> StoredCheckpoint:
     """Open the folder of an iteration, with a folder for each rank."""
-    names = _folders(path)
+    names = folders_of(path)
     inside = {name: {file for file, _ in entries_of(path / name)} for name in names.values()}
     chosen = [path / name / file for name in names.values() for file in (_MODEL, _OPTIMIZER) if file in inside[name]]
     with opening(chosen) as (open_next, files):
@@ -86,7 +57,7 @@ def open_ranks(path: Location) -> StoredCheckpoint:
                 raise ParseError(f"{path / name}: has no {_MODEL}: files are missing, or the save was interrupted")
             held = open_next(path / name / _MODEL)
             states = open_next(path / name / _OPTIMIZER) if _OPTIMIZER in inside[name] else None
-            ranks[at] = _rank(held, states)
+            ranks[at] = rank_of(held, states)
         model = _RankFiles(path, ranks)
         tensors, objects = model.contents()
     metadata = {"model_parallel_ranks": len(names)}
@@ -95,51 +66,10 @@ def open_ranks(path: Location) -> StoredCheckpoint:
     )
 
 
-def _folders(path: Location) -> dict[tuple[int, int], str]:
-    """Return the folders of ranks, by tensor-parallel rank and stage."""
-    found: dict[tuple[int, int], str] = {}
-    for name, _ in entries_of(path):
-        match = _FOLDER.fullmatch(name)
-        if match is None:
-            continue
-        at = int(match["tp"]), int(match["pp"] or 0)
-        if at in found:
-            raise _refused(path, f"{found[at]} and {name} are of one tensor-parallel rank and stage, as with experts")
-        found[at] = name
-    return dict(sorted(found.items()))
-
-
-def _refused(where: object, why: str) -> UnsupportedError:
-    return UnsupportedError(f"{where}: is not read, because {why}; it {LEGACY}")
-
-
-def _rank(file: Holder, states: Holder | None) -> _Rank:
-    container = Container(file)
-    values = as_dict(container.read_objects())
-    if "args" not in values:
-        raise _refused(file.path, "it has no args of Megatron's training script, which say how it was parallel")
-    arguments = read_arguments(values["args"], file.path)
-    chunks = []
-    for key in sorted((key for key in values if isinstance(key, str) and _CHUNK.fullmatch(key)), key=_in_order):
-        tensors: dict[str, SavedTensor] = {}
-        for name, value in named_values(values[key], file.path, file.size):
-            saved = container.tensor(value, name)
-            if saved is not None and not name.endswith("_extra_state"):
-                tensors[name] = saved
-        chunks.append(tensors)
-    if not chunks:
-        raise ParseError(f"{file.path}: has no model")
-    return _Rank(container, values, arguments, chunks, None if states is None else Container(states))
-
-
-def _in_order(key: str) -> tuple[int, str]:
-    return len(key), key
-
-
 class _RankFiles:
     """The files of all model-parallel ranks, combined into tensors."""
 
-    def __init__(self, path: Location, ranks: dict[tuple[int, int], _Rank]) -> None:
+    def __init__(self, path: Location, ranks: dict[tuple[int, int], MegatronRank]) -> None:
         self.path, self.ranks = path, ranks
         self.first = next(iter(ranks.values()))
         self.arguments = arguments = self.first.arguments
@@ -169,7 +99,7 @@ class _RankFiles:
                 f"{arguments.tp} and pipeline_model_parallel_size {arguments.pp}"
             )
         if arguments.experts > 1:
-            raise _refused(path, f"its experts are on {arguments.experts} ranks")
+            raise not_read(path, f"its experts are on {arguments.experts} ranks")
         self.layout = gpt(
             Ranks(arguments.tp, tp=arguments.tp), pipeline(1, pp=1), gated=bool(arguments.gated), tied=False
         )
@@ -204,7 +134,7 @@ class _RankFiles:
             if "rng_state" in rank.values:
                 name = f"rng_state.mp_rank_{tp:02d}_{pp:03d}"
                 objects[name] = value_object(name, rank.values["rng_state"])
-        taken = {"optimizer", "rng_state", *(key for key in self.first.values if _is_chunk(key))}
+        taken = {"optimizer", "rng_state", *(key for key in self.first.values if is_chunk(key))}
         beside = {key: value for key, value in self.first.values.items() if key not in taken}
         file = self.first.container.file
         return tensors, {**objects_of(beside, file.path, file.size, whole=("args",)), **objects}
@@ -239,7 +169,7 @@ class _RankFiles:
 
     def _layers(self, chunk: int, stage: int) -> int:
         """Return the number of layers of a chunk; all tensor-parallel ranks must have the same."""
-        found: dict[str, _Rank] = {}
+        found: dict[str, MegatronRank] = {}
         names: set[str] = set()
         for tp in range(self.arguments.tp):
             rank = self.ranks[tp, stage]
@@ -265,9 +195,9 @@ class _RankFiles:
             name = f"{match['before']}.{int(match['layer']) + offset}.{match['after']}" if match else local
             is_copy = name == _OUTPUT and shared
             if name == _OUTPUT and arguments.pp > 1 and arguments.tied is None:
-                raise _refused(rank.path, f"args does not say whether {_OUTPUT} is the embedding")
+                raise not_read(rank.path, f"args does not say whether {_OUTPUT} is the embedding")
             if saved.strides != contiguous_strides(saved.shape, 1):
-                raise _refused(rank.path, f"{shown(name)} is not in C order")
+                raise not_read(rank.path, f"{shown(name)} is not in C order")
             name = _EMBEDDING if is_copy else name
             shape, boxes = self._cut(name, saved.shape, tp, rank)
             if self.shapes.setdefault(name, shape) != shape:
@@ -280,12 +210,12 @@ class _RankFiles:
             yield Parameter(name, saved.dtype, boxes, first, is_shared, is_copy), saved
 
     def _cut(
-        self, name: str, local: tuple[int, ...], tp: int, rank: _Rank
+        self, name: str, local: tuple[int, ...], tp: int, rank: MegatronRank
     ) -> tuple[tuple[int, ...], tuple[Bounds, ...]]:
         """Return the shape of the whole tensor of which a rank has an array, and the array's boxes in the tensor."""
         ways, found = self.arguments.tp, {}
         if "linear_fc1" in name and self.arguments.gated is None:
-            raise _refused(rank.path, f"args does not say swiglu, and so not whether {shown(name)} is two projections")
+            raise not_read(rank.path, f"args does not say swiglu, and so not whether {shown(name)} is two projections")
         match = _LAYER.fullmatch(name)
         ruled = f"{match['before']}.0.{match['after']}" if match else name
         for dim in range(-1, len(local) if ways > 1 else 0):
@@ -296,7 +226,7 @@ class _RankFiles:
             if boxes and _sides(boxes) == local:
                 found[shape] = boxes
         if len(found) != 1:
-            raise _refused(rank.path, f"nothing says how {shown(name)} of shape {local} is cut over {ways} ranks")
+            raise not_read(rank.path, f"nothing says how {shown(name)} of shape {local} is cut over {ways} ranks")
         ((shape, boxes),) = found.items()
         words = self.arguments.vocabulary
         if name == _EMBEDDING and words and shape[0] != words:
@@ -308,7 +238,7 @@ class _RankFiles:
 
     # The optimizer.
 
-    def _optimizer(self, at: tuple[int, int], rank: _Rank) -> tuple[list[Group], dict[int, list[str]]]:
+    def _optimizer(self, at: tuple[int, int], rank: MegatronRank) -> tuple[list[Group], dict[int, list[str]]]:
         """Add the states of a rank; return its optimizer's groups, and the parameters of each group."""
         said = as_dict(rank.values.get("optimizer"))
         if not said:
@@ -335,7 +265,7 @@ class _RankFiles:
 
     def _numbered(
         self,
-        rank: _Rank,
+        rank: MegatronRank,
         groups: Sequence[Group],
         state: Mapping[Any, Any],
         masters: Any,
@@ -344,13 +274,13 @@ class _RankFiles:
         """Add states by the numbers of their parameters, which count through the groups, in the order of the model."""
         container = rank.container
         if len({parameter.dtype for parameter, _ in parameters}) > 1:
-            raise _refused(rank.path, "its parameters are of several dtypes, and the optimizer's have numbers only")
+            raise not_read(rank.path, "its parameters are of several dtypes, and the optimizer's have numbers only")
         for number, group in enumerate(groups):
             own = [each for each in parameters if _decays(each[0]) == group.decays]
             numbers = group.numbers or []
             held = masters[number] if isinstance(masters, list) and number < len(masters) else None
             if len(numbers) != len(own) or (held is not None and (not isinstance(held, list) or len(held) != len(own))):
-                raise _refused(
+                raise not_read(
                     rank.path,
                     f"group {number} of its optimizer has {len(numbers)} parameters, and {len(own)} are of its kind",
                 )
@@ -362,12 +292,12 @@ class _RankFiles:
                 for kind, value in kinds.items():
                     saved = container.tensor(value, f"{kind} {key}")
                     if saved is None or saved.shape != array.shape or saved.dtype != FLOAT32:
-                        raise _refused(
+                        raise not_read(
                             rank.path, f"{shown(kind)} of parameter {key} is not float32 of shape {array.shape}, as "
                             f"{shown(parameter.name)} is on this rank",
                         )  # fmt: skip
                     if saved.strides != contiguous_strides(saved.shape, 1):
-                        raise _refused(rank.path, f"{shown(kind)} of parameter {key} is not in C order")
+                        raise not_read(rank.path, f"{shown(kind)} of parameter {key} is not in C order")
                     run = Run(0, parameter.size, rank.path, partial(container.extent, saved, f"{kind} {key}"))
                     if kind == "param" and (wrong := differing(parameter, [run])):
                         raise ParseError(f"{rank.path}: {wrong}: the optimizer's parameters are in another order")
@@ -391,10 +321,6 @@ class _RankFiles:
             step = steps.copy().pop() if len(steps) == 1 else by_kind.get(decays[name])
             if text not in tensors and step is not None:
                 tensors[text] = step_tensor(text, step, self.first.path)
-
-
-def _is_chunk(key: Any) -> bool:
-    return isinstance(key, str) and _CHUNK.fullmatch(key) is not None
 
 
 def _decays(parameter: Parameter) -> bool:

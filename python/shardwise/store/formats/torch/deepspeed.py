@@ -95,7 +95,7 @@ class _StepFolder(Rows):
         has_states = not self._experts or self._has_experts()
         self._optims = self._optims if has_states else []
         self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
-        info = self.first.said.get("universal_checkpoint_info")
+        info = self.first.values.get("universal_checkpoint_info")
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
         self.cuts: dict[str, RankCut] = {}
         if self._optims:
@@ -109,7 +109,7 @@ class _StepFolder(Rows):
             self._add_whole_states()
         self.add_values(self.models)
         if self._optims:
-            self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].said)
+            self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].values)
 
     def _has_experts(self) -> bool:
         """Return whether the partitions have the states of all experts; if not, note it as a warning."""
@@ -204,7 +204,7 @@ class _StepFolder(Rows):
                 self._add_whole(name, f"{kind}", [state.get(kind) for state in states])
         members = [[names.get(key, key) for key in params] for params in optimizer.params]
         self.add_groups([dict_of(group) for group in optimizer.groups], members)
-        said = dict_of(self.first.said.get("optimizer"))
+        said = dict_of(self.first.values.get("optimizer"))
         if "fp32_groups_flat" in said:
             self.unreadable["optimizer.fp32_groups_flat"] = (
                 f"{self.first.path}: 'optimizer.fp32_groups_flat' is not read: nothing says "
@@ -293,12 +293,12 @@ class _StepFolder(Rows):
     def _add_weights(self) -> None:
         """Add the weights, frozen parameters and buffers, and further names of each."""
         first = self.first
-        module = dict_of(first.said.get("module"))
-        modules = [dict_of(row[0].said.get("module")) for row in self.models]
+        module = dict_of(first.values.get("module"))
+        modules = [dict_of(row[0].values.get("module")) for row in self.models]
         if not module:
             raise UnsupportedError(f"{first.path}: has no module, whose tensors are in other files")
         tied = {
-            alias: name for alias, name in dict_of(first.said.get("shared_params")).items() if isinstance(name, str)
+            alias: name for alias, name in dict_of(first.values.get("shared_params")).items() if isinstance(name, str)
         }
         owners: dict[Any, str] = {}
         for name in module:
@@ -385,8 +385,8 @@ def _rules(file: ReadFile, info: Any) -> CutRules:
 
 def _whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, Any]]:
     """Return the optimizer of stage 0 in the file of a model, and the masters by number, if it has some."""
-    said = dict_of(file.said.get("optimizer"))
-    inner = said.get("optimizer_state_dict", file.said.get("optimizer"))
+    said = dict_of(file.values.get("optimizer"))
+    inner = said.get("optimizer_state_dict", file.values.get("optimizer"))
 
     def shape_of(value: Any) -> tuple[int, ...] | None:
         saved = file.container.tensor(value, "")

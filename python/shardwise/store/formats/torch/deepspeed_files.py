@@ -62,11 +62,11 @@ class ReadFile(NamedTuple):
 
     Attributes:
         container: The file.
-        said: The values at the top of its dict.
+        values: The values at the top of its dict.
     """
 
     container: Container
-    said: dict[str, Any]
+    values: dict[str, Any]
 
     @property
     def path(self) -> Location:
@@ -142,7 +142,7 @@ def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dic
     Raises:
         ParseError: if one is missing, or two have one weight.
     """
-    counts = [size for _, size in items_within(first.said.get("num_experts")) or ()]
+    counts = [size for _, size in items_within(first.values.get("num_experts")) or ()]
     if not read and all(size == 1 for size in counts):
         return {}
     if not all(type(size) is int and size > 0 for size in counts):
@@ -158,7 +158,7 @@ def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dic
         )
     found: dict[str, tuple[Container, SavedTensor]] = {}
     for file in read.values():
-        for name, value in file.said.items():
+        for name, value in file.values.items():
             saved = file.container.tensor(value, checked_name(name, file.path))
             if saved is None or name in found:
                 raise ParseError(f"{file.path}: {shown(name)} is no tensor, or is in the file of another expert too")
@@ -194,7 +194,7 @@ def grid_of(read: Mapping[RankKey, ReadFile], kind: str) -> Grid:
 
 def check_world(path: Location, models: Grid, optims: Grid) -> None:
     """Check that all files are of the same step and of one world."""
-    first, file_of_first = models[0][0].said, models[0][0]
+    first, file_of_first = models[0][0].values, models[0][0]
     for key in ("pp_degree",):
         degree = dict_of(first.get("checkpoint_parallel_dimensions")).get(key, 1)
         if degree != 1:
@@ -206,9 +206,9 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
     for row in models:
         for file in row:
             for key in ("global_steps", "dp_world_size", "mp_world_size"):
-                if file.said.get(key) != first.get(key):
+                if file.values.get(key) != first.get(key):
                     raise ParseError(
-                        f"{file.path}: {key} is {shown(file.said.get(key))}, but {shown(first.get(key))} in "
+                        f"{file.path}: {key} is {shown(file.values.get(key))}, but {shown(first.get(key))} in "
                         f"{file_of_first.path.name}: it is of another step, or of another world"
                     )
     ranks = first.get("mp_world_size", len(models))
@@ -251,7 +251,7 @@ class Rows:
         files = [file for row in models for file in row]
         values: dict[str, Any] = {}
         for rank, file in enumerate(files):
-            own = {key: value for key, value in file.said.items() if key not in _STRUCTURE}
+            own = {key: value for key, value in file.values.items() if key not in _STRUCTURE}
             for name, value in _leaves(own, file):
                 if rank and not isinstance(value, Record) and name in values and values[name] == value:
                     continue
@@ -294,7 +294,9 @@ def _leaves(values: dict[str, Any], file: ReadFile) -> Iterator[tuple[str, Any]]
 
 def metadata_of(file: ReadFile) -> dict[str, Any]:
     """Return the version and the step that a model's file states."""
-    return {key: file.said[key] for key in ("ds_version", "global_steps") if isinstance(file.said.get(key), (str, int))}
+    return {
+        key: file.values[key] for key in ("ds_version", "global_steps") if isinstance(file.values.get(key), (str, int))
+    }
 
 
 def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow | None:
@@ -312,19 +314,19 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow 
         ParseError: if a part is missing.
         UnsupportedError: if the files do not state how model-parallel ranks cut it.
     """
-    if dict_of(models[0][0].said.get("frozen_param_shapes")).get(name) is None:
+    if dict_of(models[0][0].values.get("frozen_param_shapes")).get(name) is None:
         return None
     held: list[tuple[Container, SavedTensor]] = []
     spans: list[tuple[int, ...]] = []
     shapes: list[tuple[int, ...]] = []
     dtype: Dtype | None = None
     for mp, row in enumerate(models):
-        said = torch_sizes(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
+        said = torch_sizes(dict_of(row[0].values.get("frozen_param_shapes")).get(name))
         shapes.append(checked_shape(said, 64, name, row[0].path))
         count = math.prod(shapes[-1])
         size = -(-count // len(row))
         for dp, file in enumerate(row):
-            flat = file.container.tensor(dict_of(file.said.get("frozen_param_fragments")).get(name), name)
+            flat = file.container.tensor(dict_of(file.values.get("frozen_param_fragments")).get(name), name)
             dtype = flat.dtype if flat is not None and dtype is None else dtype
             if flat is None or flat.shape != (size,) or not is_flat(flat) or flat.dtype != dtype:
                 raise ParseError(

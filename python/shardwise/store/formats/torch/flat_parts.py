@@ -38,7 +38,7 @@ class Arrays:
     """
 
     def __init__(self, held: Sequence[tuple[Container, SavedTensor]], what: str) -> None:
-        self.held = tuple(held)
+        self.arrays = tuple(held)
         self._what = what
 
     @cached_property
@@ -46,7 +46,7 @@ class Arrays:
         """The files; and for each array the number of its file, and its first byte there."""
         files: list[Holder] = []
         rows = []
-        for container, array in self.held:
+        for container, array in self.arrays:
             file, first, _ = container.extent(array, self._what)
             if not files or files[-1] is not file:
                 files.append(file)
@@ -212,7 +212,7 @@ class _FlatPieces(ListedPieces):
     def _piece(self, position: int, box: Bounds) -> StoredPiece:
         row = self._row
         number, at, rank, _, _ = row.spans[self._placed.sources[position]].tolist()
-        container, array = row.arrays.held[number]
+        container, array = row.arrays.arrays[number]
         offset = array.offset + at + int(self._placed.begins[position])
         shape = tuple(high - low for low, high in box)
         saved: SavedTensor = array._replace(shape=shape, strides=_dense(row.cut.local[rank]), offset=offset)

@@ -24,8 +24,9 @@ from ...data.location import Location, entries_of, first_bytes, opening
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_units import FLAT, local_weights, wrapped_modules
-from .fsdp_states import Extras, States
+from .fsdp_states import States
 from .rank_parts import Gathered, tied_tensors
+from .run_values import Extras
 from .tensors import Container, named_values, sums_of, value_object
 
 __all__ = ["open_form"]

@@ -13,7 +13,7 @@ from ...data.parts import ITEM_INDEX
 from ...data.text import are_sizes
 from ...tensors.stored import UnsupportedError
 from .pickles import named_dtype, read_strict
-from .rank_parts import Sharding, axes_order
+from .placed_states import Sharding, axes_order
 
 __all__ = ["ItemKeys", "SaidItem", "SaidTensor", "read_item_index"]
 

@@ -28,10 +28,11 @@ from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObje
 from ...tensors.stored import StoredTensor, UnsupportedError
 from ...tensors.stored_pieces import StoredPiece
 from ..safetensors.header import read_header
-from .fsdp_states import States, is_same_value
+from .fsdp_states import States
 from .item_index import ItemKeys, SaidItem, SaidTensor, read_item_index
 from .optimizers import as_optimizer
 from .rank_parts import Gathered, tied_tensors
+from .run_values import is_same_value
 from .state_dicts import is_plain, sharded_kind
 from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object
 

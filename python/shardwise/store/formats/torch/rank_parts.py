@@ -27,44 +27,13 @@ from ...tensors.flat import flat_boxes
 from ...tensors.stored import StoredTensor
 from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from .pickles import Record, dtype_of_global, state_of, torch_sizes
+from .placed_states import Sharding, Shards, shard_box, sharded_state, state_error, stated_sharding
 from .tensors import Container, SavedTensor
 
-__all__ = ["FlatRange", "Gathered", "RankPart", "Sharding", "axes_order", "of_ranges", "tied_tensors"]
+__all__ = ["FlatRange", "Gathered", "RankPart", "of_ranges", "tied_tensors"]
 
 #: The number of first bytes of each rank's part that are compared to find tied tensors.
 _COMPARED = 1 << 20
-
-
-class Sharding(NamedTuple):
-    """The place of a DTensor on its mesh, the same on all ranks.
-
-    Attributes:
-        shape: The shape of the whole tensor.
-        dtype: Its dtype.
-        mesh: The shape of the mesh.
-        placements: Kind, dim and split factor for each mesh dim.
-        order: For each dim of the tensor, the mesh dims that cut it, major first.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Dtype
-    mesh: tuple[int, ...]
-    placements: tuple[tuple[str, int, int], ...]
-    order: tuple[tuple[int, ...], ...]
-
-
-class _Shards(NamedTuple):
-    """The shards of a ShardedTensor, the same on all ranks.
-
-    Attributes:
-        shape: The shape of the whole tensor.
-        dtype: Its dtype.
-        boxes: The box of each shard.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Dtype
-    boxes: tuple[Bounds, ...]
 
 
 class RankPart(NamedTuple):
@@ -116,7 +85,7 @@ class Gathered:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sharding: Sharding | _Shards | None = None
+        self.sharding: Sharding | Shards | None = None
         self.plain: SavedTensor | None = None
         self.parts: list[RankPart] = []
         self.places: list[tuple[int, int] | None] = []
@@ -158,14 +127,14 @@ class Gathered:
             is_cut: Whether a plain tensor of one dim may be a part of an unknown whole: see `flat_units`.
         """
         where, name = container.file.path, self.name
-        kind, state = _sharded(value)
+        kind, state = sharded_state(value)
         if not kind:
             plain = container.tensor(value, name)
             if plain is None:
                 return False
             self.add_plain(container, plain, is_cut)
         else:
-            sharding: Sharding | _Shards
+            sharding: Sharding | Shards
             if kind == "DTensor":
                 sharding, parts, place = _read_dtensor(state, container, name, world, padded)
                 self.places.append(place)
@@ -254,32 +223,8 @@ class Gathered:
         return StoredTensor(self.name, self.dtype, shape, pieces, replicas=replicas, alias_of=alias_of)
 
 
-def _sharded(value: Any) -> tuple[str, Any]:
-    """Return the class and the state of a rank's part of a tensor; no class for other values."""
-    while isinstance(value, Record) and value.name == "torch._utils._rebuild_parameter" and value.args:
-        value = value.args[0]
-    if not isinstance(value, Record) or value.name != "torch._tensor._rebuild_from_type_v2":
-        return "", None
-    if not value.args or len(value.args) != 4 or not isinstance(value.args[1], Record):
-        return "", None
-    kind, state = value.args[1].name.rpartition(".")[2], value.args[3]
-    if kind == "ShardedTensor":
-        return kind, state
-    if kind != "DTensor":
-        return "", None
-    merged: dict[str, Any] = {}
-    for part in state if isinstance(state, tuple) else (state,):
-        if isinstance(part, dict):
-            merged |= part
-    return kind, merged
-
-
-def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[_Shards, list[RankPart]]:
+def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[Shards, list[RankPart]]:
     """Return the boxes of a ShardedTensor, and the boxes that the rank has."""
-
-    def wrong(what: str) -> ParseError:
-        return ParseError(f"{container.file.path}: tensor {shown(name)}: {what}")
-
     state = value if isinstance(value, tuple) and len(value) >= 2 else ((), None)
     meta = state_of(state[1], "ShardedTensorMetadata")
     listed = None if meta is None else meta.get("shards_metadata")
@@ -287,166 +232,58 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
     kept = properties.state if isinstance(properties, Record) else None
     dtype = dtype_of_global(kept[0] if isinstance(kept, tuple) and kept else (state_of(properties) or {}).get("dtype"))
     if meta is None or not isinstance(listed, list) or not isinstance(state[0], list):
-        raise wrong("a ShardedTensor without the list of its shards")
+        raise state_error(container, name, "a ShardedTensor without the list of its shards")
     if dtype is None:
-        raise wrong("a ShardedTensor of an unsupported dtype")
+        raise state_error(container, name, "a ShardedTensor of an unsupported dtype")
     shape = checked_shape(torch_sizes(meta.get("size")), dtype.bits, name, container.file.path)
     if len(listed) > world:
-        raise wrong(f"a ShardedTensor of {len(listed)} shards, which must be at most {world}")
-    boxes = tuple(_shard_box(shard, len(shape)) for shard in listed)
+        raise state_error(container, name, f"a ShardedTensor of {len(listed)} shards, which must be at most {world}")
+    boxes = tuple(shard_box(shard, len(shape)) for shard in listed)
     if None in boxes:
-        raise wrong("a ShardedTensor with a shard that has no offsets and sizes, or not as many as the tensor has dims")
-    shards = _Shards(shape, dtype, tuple(box for box in boxes if box is not None))
+        raise state_error(
+            container,
+            name,
+            "a ShardedTensor with a shard that has no offsets and sizes, or not as many as the tensor has dims",
+        )
+    shards = Shards(shape, dtype, tuple(box for box in boxes if box is not None))
     parts = []
     for shard in state[0]:
         held = state_of(shard, "Shard") or {}
-        box, local = _shard_box(held.get("metadata"), len(shape)), container.tensor(held.get("tensor"), name)
+        box, local = shard_box(held.get("metadata"), len(shape)), container.tensor(held.get("tensor"), name)
         if box is None or local is None or box not in shards.boxes:
-            raise wrong("a ShardedTensor with a shard that it does not list")
+            raise state_error(container, name, "a ShardedTensor with a shard that it does not list")
         sizes = tuple(stop - start for start, stop in box)
         if (local.shape, local.dtype) != (sizes, dtype):
-            raise wrong(
+            raise state_error(
+                container,
+                name,
                 f"its shard is {dtype.name} of shape {sizes}, but its local tensor is {local.dtype.name} of shape "
-                f"{local.shape}"
+                f"{local.shape}",
             )
         parts.append(RankPart(container, local, (0,) * len(shape), box))
     return shards, parts
-
-
-def _shard_box(value: Any, rank: int) -> Bounds | None:
-    """Return the box that a ShardMetadata states."""
-    state = state_of(value, "ShardMetadata") or {}
-    starts, sizes = torch_sizes(state.get("shard_offsets")), torch_sizes(state.get("shard_sizes"))
-    if starts is None or sizes is None or not len(starts) == len(sizes) == rank:
-        return None
-    if any(start + size >= 1 << 63 for start, size in zip(starts, sizes, strict=True)):
-        return None
-    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def _read_dtensor(
     state: dict[str, Any], container: Container, name: str, world: int, padded: bool
 ) -> tuple[Sharding, list[RankPart], tuple[int, int] | None]:
     """Return the sharding of a DTensor, the boxes that the rank has, and the number of its shard and of all shards."""
-    where = container.file.path
-
-    def wrong(what: str) -> ParseError:
-        return ParseError(f"{where}: tensor {shown(name)}: {what}")
-
-    spec = state_of(state.get("_spec"), "DTensorSpec")
-    meta = None if spec is None else _tensor_meta(spec.get("tensor_meta"))
-    mesh = None if spec is None else state_of(spec.get("mesh"), "DeviceMesh")
-    if spec is None or meta is None or mesh is None:
-        raise wrong("a DTensor without the shape of the whole tensor or its mesh")
-    dtype = dtype_of_global(meta[1])
-    if dtype is None:
-        raise wrong("a DTensor of an unsupported dtype")
-    shape = checked_shape(meta[0], dtype.bits, name, where)
-    sizes = _mesh_shape(mesh, container, name)
-    if sizes is None or not 0 < math.prod(sizes) <= world:
-        raise wrong(f"a DTensor on a mesh of shape {shown(sizes)}, which must have at most {world} ranks")
-    placements = spec.get("placements")
-    if not isinstance(placements, tuple) or len(placements) != len(sizes):
-        raise wrong(f"a DTensor with {shown(placements)} placed on a mesh of {len(sizes)} dims")
-    read = tuple(_placement(placement, len(shape), world) for placement in placements)
-    for position, placement in enumerate(read):
-        if placement is None:
-            given = placements[position]
-            said = given.name.rpartition(".")[2] if isinstance(given, Record) else shown(given)
-            raise wrong(
-                f"placements[{position}] is {said}: partial sums, and placements other than Shard, _StridedShard and "
-                "Replicate, have no boxes; redistribute it before it is saved"
-            )
-    known = tuple(placement for placement in read if placement is not None)
-    order = axes_order(spec.get("shard_order"), known, len(shape))
-    if order is None:
-        raise wrong("a shard_order that does not fit its placements")
-    coordinate = mesh.get("_coordinate_on_dim")
-    sharding = Sharding(shape, dtype, sizes, known, order)
-    if coordinate is None:
+    sharding, at = stated_sharding(state, container, name, world)
+    if at is None:
         return sharding, [], None
-    at = torch_sizes(coordinate)
-    if at is None or len(at) != len(sizes) or any(index >= size for index, size in zip(at, sizes, strict=True)):
-        raise wrong(f"the coordinate {shown(coordinate)} is not on the mesh {sizes}")
     local = container.tensor(state.get("_local_tensor"), name)
     if local is None:
-        raise wrong("a DTensor without its local tensor")
-    if local.dtype != dtype:
-        raise wrong(f"a DTensor of {dtype.name} with a local tensor of {local.dtype.name}")
-    cutting = [axis for axis, (kind, _, _) in enumerate(known) if kind != "Replicate"]
+        raise state_error(container, name, "a DTensor without its local tensor")
+    if local.dtype != sharding.dtype:
+        raise state_error(
+            container, name, f"a DTensor of {sharding.dtype.name} with a local tensor of {local.dtype.name}"
+        )
+    cutting = [axis for axis, (kind, _, _) in enumerate(sharding.placements) if kind != "Replicate"]
     index = 0
     for axis in cutting:
-        index = index * sizes[axis] + at[axis]
-    count = math.prod(sizes[axis] for axis in cutting)
+        index = index * sharding.mesh[axis] + at[axis]
+    count = math.prod(sharding.mesh[axis] for axis in cutting)
     return sharding, _parts(sharding, at, container, local, name, padded), (index, count)
-
-
-def _tensor_meta(value: Any) -> tuple[Any, Any] | None:
-    """Return shape and dtype of a TensorMeta, a named tuple."""
-    if not isinstance(value, Record) or value.name.rpartition(".")[2] != "TensorMeta" or not value.args:
-        return None
-    return (torch_sizes(value.args[0]), value.args[2]) if len(value.args) == 3 else None
-
-
-def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[int, ...] | None:
-    """Return the shape of a mesh, which versions of PyTorch store in different ways."""
-    layout = state_of(mesh.get("_layout"), "_MeshLayout")
-    if layout is not None:
-        axes = layout.get("axes")
-        if isinstance(axes, tuple):
-            sizes = [_size(state_of(axis, "_FlatLayout")) for axis in axes]
-        else:
-            sizes = [_size({"shape": size}) for size in _as_tuple(layout.get("shape"))]
-        return None if None in sizes else tuple(size for size in sizes if size is not None)
-    tensor = container.tensor(mesh.get("mesh"), name)
-    return None if tensor is None else tensor.shape
-
-
-def _size(layout: dict[str, Any] | None) -> int | None:
-    """Return the number of ranks along one axis, which may itself consist of several."""
-    sizes = None if layout is None else torch_sizes(_as_tuple(layout.get("shape")))
-    return None if sizes is None else math.prod(sizes)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None:
-    """Return kind, dim and split factor of a placement; `None` for one that does not give boxes."""
-    state = state_of(value, "Shard", "_StridedShard", "Replicate")
-    if state is None:
-        return None
-    kind = value.name.rpartition(".")[2]
-    if kind == "Replicate":
-        return kind, 0, 1
-    dim, factor = state.get("dim"), state.get("split_factor", 1)
-    if type(dim) is not int or not -rank <= dim < rank or type(factor) is not int or not 1 <= factor <= world:
-        return None
-    return kind, dim % rank, factor if kind == "_StridedShard" else 1
-
-
-def axes_order(
-    value: Any, placements: tuple[tuple[str, int, int], ...], rank: int
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return, for each dim of the tensor, the mesh dims that cut it: in the mesh's order, unless another is stated."""
-    order = [
-        [axis for axis, (kind, dim, _) in enumerate(placements) if kind != "Replicate" and dim == at]
-        for at in range(rank)
-    ]
-    if isinstance(value, tuple):
-        for entry in value:
-            said = (
-                entry.args if isinstance(entry, Record) and entry.name.rpartition(".")[2] == "ShardOrderEntry" else None
-            )
-            axes = torch_sizes(said[1]) if said and len(said) == 2 else None
-            if said is None or axes is None or type(said[0]) is not int or not 0 <= said[0] < rank:
-                return None
-            if sorted(axes) != order[said[0]]:
-                return None
-            if all(placements[axis][0] == "Shard" for axis in axes):  # A strided shard states the order itself.
-                order[said[0]] = list(axes)
-    return tuple(map(tuple, order))
 
 
 def _length(ranges: list[tuple[int, int]]) -> int:
@@ -513,7 +350,7 @@ def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[in
 def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[FlatRange]) -> Gathered:
     """Return a tensor whose flattened elements are ranges of the ranks' arrays."""
     held = Gathered(name)
-    held.sharding = _Shards(shape, dtype, ())
+    held.sharding = Shards(shape, dtype, ())
     found = flat_boxes(shape, [(one.start, one.stop) for one in ranges])
     rows = zip(found.boxes.tolist(), found.ranges.tolist(), found.begins.tolist(), strict=True)
     for sides, number, begin in rows:

@@ -132,7 +132,7 @@ class _UniversalFolder(Rows):
         self._tied: dict[str, str] = {}
         self._module: dict[str, Any] = {}
         for row in models:
-            said = row[0].said
+            said = row[0].values
             if type(ranks := said.get("mp_world_size")) is int and ranks > len(models):
                 raise ParseError(f"{path}: has *_model_states.pt of {len(models)} of {ranks} ranks: files are missing")
             layout = group_shapes(row[0])
@@ -141,7 +141,7 @@ class _UniversalFolder(Rows):
                 for name, shape in group.items():
                     self.shapes.setdefault(name, shape)
         if models:
-            first = models[0][0].said
+            first = models[0][0].values
             self._layout = group_shapes(models[0][0])
             tied = dict_of(first.get("shared_params"))
             self._tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
@@ -253,7 +253,7 @@ class _UniversalFolder(Rows):
 
     def add_optimizer(self, file: ReadFile) -> None:
         """Add the values that all parameters share: groups, and steps that are not in the parameters' folders."""
-        said = file.said
+        said = file.values
         inner = dict_of(said.get("optimizer_state_dict"))
         groups = [
             dict_of(group) for _, group in items_within(said.get("param_groups") or inner.get("param_groups")) or ()
@@ -332,7 +332,7 @@ def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]
 
 
 def _check_versions(file: ReadFile) -> None:
-    said = file.said
+    said = file.values
     info = dict_of(said.get("universal_checkpoint_info"))
     version = info.get("universal_checkpoint_version", 0)
     if not isinstance(version, (int, float)) or not version <= _VERSION:

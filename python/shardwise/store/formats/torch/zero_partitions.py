@@ -35,14 +35,14 @@ class RankArrays(NamedTuple):
 
     Attributes:
         file: The rank's file.
-        said: The values of its optimizer.
+        values: The values of its optimizer.
         masters: The masters of each group, or of each sub-group.
         states: The states of each group, or sub-group, by kind.
         groups: The groups of the optimizer; `None` if they are not in the file.
     """
 
     file: ReadFile
-    said: dict[str, Any]
+    values: dict[str, Any]
     masters: list[SavedTensor]
     states: list[dict[str, Any]]
     groups: list[dict[str, Any]] | None
@@ -50,7 +50,7 @@ class RankArrays(NamedTuple):
 
 def group_shapes(file: ReadFile) -> GroupShapes:
     """Return the shapes of the parameters of each group, or sub-group."""
-    said = file.said.get("param_shapes")
+    said = file.values.get("param_shapes")
     if not isinstance(said, list):
         raise ParseError(f"{file.path}: has no list param_shapes, which names the parameters of the partitions")
     found: GroupShapes = []
@@ -67,7 +67,7 @@ def group_shapes(file: ReadFile) -> GroupShapes:
 
 def rank_arrays(file: ReadFile) -> RankArrays:
     """Return the flat arrays in the file of a rank's optimizer."""
-    said = dict_of(file.said.get("optimizer_state_dict"))
+    said = dict_of(file.values.get("optimizer_state_dict"))
     inner = dict_of(said.get("optimizer_state_dict" if "fp32_flat_groups" in said else "base_optimizer_state"))
     masters = said.get("fp32_flat_groups", said.get("single_partition_of_fp32_groups"))
     if not isinstance(masters, list):
@@ -98,7 +98,7 @@ def rank_arrays(file: ReadFile) -> RankArrays:
 def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
     """Return the names of the parameters of each group of the optimizer; of stage 3, those of its sub-groups."""
     groups = part.groups or []
-    if "fp32_flat_groups" not in part.said:
+    if "fp32_flat_groups" not in part.values:
         if len(groups) not in (0, len(layout)):
             raise ParseError(f"{part.file.path}: has {len(groups)} groups; param_shapes has {len(layout)}")
         return [list(group) for group in layout[: len(groups)]]
@@ -118,7 +118,7 @@ def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str
 
 def step_elsewhere(part: RankArrays, groups: list[dict[str, Any]], members: list[list[str]], number: int) -> Any:
     """Return a group's step if no state holds it: older fused optimizers keep it for all groups, or in the group."""
-    step = part.said.get("base_optimizer_state_step")
+    step = part.values.get("base_optimizer_state_step")
     if step is None and len(groups) == len(members) == len(part.masters):
         step = groups[number].get("step") or None
     return step if type(step) in (int, float) else None
@@ -130,7 +130,7 @@ class Spans:
     def __init__(self, partitions: list[list[RankArrays]], layouts: list[GroupShapes]) -> None:
         self._partitions = partitions
         self._layouts = layouts
-        self.is_each = "fp32_flat_groups" in partitions[0][0].said
+        self.is_each = "fp32_flat_groups" in partitions[0][0].values
         self._begins: list[list[dict[str, int]]] = []
         self._sizes: list[list[int]] = []
         self._tables: dict[tuple[int, str], Numbers] = {}
@@ -160,7 +160,7 @@ class Spans:
                     self._check_named(part, rank, begins, sizes, layout)
 
     def _check_world(self, part: RankArrays, world: int) -> None:
-        count = part.said.get("partition_count")
+        count = part.values.get("partition_count")
         counts = [count] if isinstance(count, int) else [size for _, size in items_within(count) or ()]
         wrong = next((size for size in counts if size != world), None)
         if wrong is not None:
@@ -171,7 +171,7 @@ class Spans:
     def _placed(
         self, row: list[RankArrays], number: int, group: dict[str, tuple[int, ...]]
     ) -> tuple[dict[str, int], int]:
-        listed = row[0].said.get("param_alignment_paddings")
+        listed = row[0].values.get("param_alignment_paddings")
         padding = torch_sizes(listed[number]) if isinstance(listed, list) and number < len(listed) else None
         if padding is not None and len(padding) != len(group):
             raise ParseError(f"{row[0].file.path}: param_alignment_paddings are not those of {len(group)} parameters")
@@ -191,7 +191,7 @@ class Spans:
         size = max(lengths)
         if lengths == [min(max(total - rank * size, 0), size) for rank in range(len(row))]:
             return size
-        paddings = [torch_sizes(part.said.get("group_paddings")) or () for part in row]
+        paddings = [torch_sizes(part.values.get("group_paddings")) or () for part in row]
         padded = sum(padding[number] for padding in paddings if number < len(padding))
         if min(lengths) == size and size * len(row) - total == padded:
             return size
@@ -252,11 +252,11 @@ class Spans:
 
         With round_robin_gradients, DeepSpeed states it for another order than that of the elements.
         """
-        said = part.said.get("param_slice_mappings")
+        said = part.values.get("param_slice_mappings")
         world = len(self._partitions[0])
-        zero = dict_of(dict_of(part.file.said.get("ds_config")).get("zero_optimization"))
+        zero = dict_of(dict_of(part.file.values.get("ds_config")).get("zero_optimization"))
         padded = any(
-            any(torch_sizes(one) or ()) for _, one in items_within(part.said.get("param_alignment_paddings")) or ()
+            any(torch_sizes(one) or ()) for _, one in items_within(part.values.get("param_alignment_paddings")) or ()
         )
         if not isinstance(said, list) or len(said) != len(layout) or padded:
             return

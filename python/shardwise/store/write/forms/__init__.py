@@ -8,6 +8,7 @@
 | `dcp`, `megatron` | PyTorch's distributed checkpoints; what Megatron-Core looks for next to one |
 | `pickles`, `archives` | pickles and zip containers written |
 | `torch_file`, `nested` | a file of `torch.save`; the nested dict in it, with models and optimizers |
+| `plain_values` | values that every reader of PyTorch accepts |
 | `fsdp` | FSDP2's files of ranks, of DTensors |
 | `universal` | DeepSpeed's universal checkpoints, a folder for each parameter |
 | `rank_files`, `one_rank` | a file for each rank; the part of one rank |

@@ -60,13 +60,13 @@ class ZippedFile(TargetFile):
     """A file of zip containers. Each header states the CRC-32 of the elements after it.
 
     Attributes:
-        known: The first byte of the data (0) and the size of the file in bytes; `None` if the slots must be summed up.
+        extent: The first byte of the data (0) and the size of the file in bytes; `None` if the slots must be summed up.
     """
 
     needs_crcs: ClassVar[bool] = True
     headers_key: ClassVar[str] = "frames_sha256"
 
-    known: Extent | None = None
+    extent: Extent | None = None
 
     @property
     def start(self) -> int:
@@ -76,7 +76,7 @@ class ZippedFile(TargetFile):
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self.end if self.known is None else self.known.size
+        return self.end if self.extent is None else self.extent.size
 
 
 def local(member: Member, padding: int | None = None) -> bytes:

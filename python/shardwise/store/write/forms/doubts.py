@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...._text import shown
-from ....conversion.assembled import Assembled, Wanted
+from ....conversion.assembled import Assembled
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing

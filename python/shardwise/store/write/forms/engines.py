@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...._text import shown
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing

@@ -23,8 +23,9 @@ from ....packed import PackedDim, part
 from ....partition import Partition
 from .dcp import rebuilt
 from .files import CutTensor, slots_by_file
-from .nested import Nested, Reference, tree_names
+from .nested import Nested, tree_names
 from .pickles import Again, Call, Global, New, Once, Persistent, Varying, VaryingPickle
+from .plain_values import Reference
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
 from .torch_file import RANK_LIST, TorchPart

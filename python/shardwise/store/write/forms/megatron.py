@@ -183,7 +183,7 @@ def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], s
         used.add(name)
     if made.matrices:
         if not groups:
-            groups = {at: {**one.said, "params": one.params} for at, one in enumerate(groups_by_name(by_name))}
+            groups = {at: {**one.values, "params": one.params} for at, one in enumerate(groups_by_name(by_name))}
         if not groups:
             raise LayoutError(
                 "there are states of an optimizer, but no values optimizer.param_groups.0.lr and so on, which "

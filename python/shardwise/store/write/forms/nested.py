@@ -9,29 +9,17 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...._dtypes import Dtype
 from ...._text import shown
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....rules.left_out import names_text
 from ....rules.optax import kinds_in_pytorch
 from ....rules.states import MASTER, TrainingNames, training_names
-from ...formats.torch.pickles import Record, torch_sizes
-from ...formats.torch.tensors import items_within
 from ...tensors.checkpoint import KeyPath
-from .dcp import rebuilt
-from .pickles import Call, Global, pickled
+from .pickles import Call, Global
+from .plain_values import Reference
 
-__all__ = [
-    "Nested",
-    "Reference",
-    "groups_by_name",
-    "nested_of",
-    "nested_pickle",
-    "plain_value",
-    "tree_names",
-    "with_masters",
-]
+__all__ = ["Nested", "groups_by_name", "nested_of", "tree_names", "with_masters"]
 
 #: The part of a state's name that names the optimizer.
 _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
@@ -39,13 +27,6 @@ _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
 _GROUP = re.compile(r"(?:(?P<key>.*?)\.)?param_groups\.(?P<rest>.+)", re.DOTALL)
 #: The beginning of a name that is the path of a value outside of any optimizer.
 _BESIDE = re.compile(r"(?!(?:[^.]*optim[^.]*)\.)[^.]+(?:\.[^.]+)+", re.DOTALL)
-_MOST_DEPTH = 64
-
-
-class Reference(NamedTuple):
-    """The place of a tensor in a tree, by the tensor's name."""
-
-    name: str
 
 
 class Nested(NamedTuple):
@@ -101,7 +82,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 class _FoundGroup(NamedTuple):
     """A group of an optimizer: its values, and the names of its parameters."""
 
-    said: dict[str, Any]
+    values: dict[str, Any]
     params: list[str]
 
 
@@ -236,7 +217,7 @@ def _optimizer(
 
     groups = _groups_by_number(said)
     if not groups:
-        groups = [_FoundGroup(group.said, in_order(group.params)) for group in groups_by_name(said)]
+        groups = [_FoundGroup(group.values, in_order(group.params)) for group in groups_by_name(said)]
         if len(groups) > 1:
             doubts.append(
                 f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
@@ -245,13 +226,13 @@ def _optimizer(
             )
     if not groups:
         groups = [_FoundGroup({}, in_order(states))]
-    if form != "universal" and any("lr" not in group.said for group in groups):
+    if form != "universal" and any("lr" not in group.values for group in groups):
         doubts.append(
             f"the source does not say the hyperparameters of the optimizer {shown(key)}: its param_groups have "
             "parameters and no lr; put those of a new optimizer there before load_state_dict"
         )
     there = {*states, *known.weights}
-    groups = [_FoundGroup(group.said, [name for name in group.params if name in there]) for group in groups]
+    groups = [_FoundGroup(group.values, [name for name in group.params if name in there]) for group in groups]
     listed = [name for group in groups for name in group.params]
     lost = sorted(states.keys() - set(listed))
     if lost and len(groups) == 1 and not listed:
@@ -273,7 +254,7 @@ def _optimizer(
     are_named = not all(name.isdecimal() for name in listed)
     groups_made = [
         {
-            **group.said,
+            **group.values,
             **({"param_names": list(group.params)} if are_named else {}),
             "params": [numbers[name] for name in group.params],
         }
@@ -347,56 +328,3 @@ def _with_lists(value: Any) -> Any:
     made = {key: _with_lists(held) for key, held in value.items()}
     is_list = isinstance(value, _ListItems) and set(made) == set(range(len(made)))
     return [made[number] for number in range(len(made))] if is_list else made
-
-
-def plain_value(value: Any, depth: int = 0) -> Any:
-    """Return a value made only of types that every reader of PyTorch accepts.
-
-    These are numbers, texts, lists, tuples, dicts, sizes and dtypes.
-
-    Raises:
-        TypeError: if there is anything else in it.
-    """
-    if depth > _MOST_DEPTH:
-        raise TypeError("nested too deeply")
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        items = [plain_value(each, depth + 1) for each in value]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict) or (isinstance(value, Record) and (value.name == "dict" or value.items)):
-        pairs = items_within(value)
-        if pairs is not None:
-            return {plain_value(key, depth + 1): plain_value(held, depth + 1) for key, held in pairs}
-    if isinstance(value, Record):
-        sizes = torch_sizes(value)
-        if sizes is not None:
-            return Call(Global("torch", "Size"), (sizes,))
-        if value.args is None and value.name.startswith("torch.") and value.name.count(".") == 1:
-            return Global("torch", value.name.partition(".")[2])
-        if value.name in ("collections.OrderedDict", "collections.defaultdict"):
-            return {}
-    raise TypeError(f"a value of {type(value).__name__}")
-
-
-def nested_pickle(tree: Any, tensors: Mapping[str, tuple[Dtype, Sequence[int], str]]) -> bytes:
-    """Return the pickle of a tree.
-
-    Args:
-        tree: The tree, with references in place of tensors.
-        tensors: The dtype, the shape and the key of the storage of each tensor, by name.
-    """
-
-    def made(value: Any) -> Any:
-        if isinstance(value, Reference):
-            dtype, shape, storage = tensors[value.name]
-            return rebuilt(dtype, tuple(shape), storage)
-        if isinstance(value, (Call, Global)):
-            return value
-        if isinstance(value, dict):
-            return {key: made(held) for key, held in value.items()}
-        if isinstance(value, tuple):
-            return tuple(made(held) for held in value)
-        return [made(held) for held in value] if isinstance(value, list) else value
-
-    return pickled(made(tree))

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._text import shown
-from ....conversion.assembled import Wanted, zero_element
+from ....conversion.assembled import zero_element
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....pieces import NO_PIECES, LocatedPiece, Pieces
 from ....placing import Placing
@@ -59,7 +60,7 @@ def one_rank(
     for first, stop in slot_bounds(slots):
         tensor = wanted[int(slots.tensors[first])]
         places, dims = slots.places[first:stop], len(tensor.shape)
-        begins, shapes = slots.table.held(places, dims)
+        begins, shapes = slots.table.in_arrays(places, dims)
         boxes = list(zip(zip(*slots.table.sides(places, dims), strict=True), begins, strict=True))
         pieces, replicas = (_moved(table, boxes) for table in (tensor.pieces, tensor.replicas))
         shape = tuple(shapes[0].tolist())

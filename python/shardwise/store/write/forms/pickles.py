@@ -131,7 +131,7 @@ class _Writer:
         self.holes: list[tuple[int, int, str]] = []
         self.memo: dict[str | Global | Once, int] = {}
         #: The opcodes of calls with one tuple of integers (most calls of an index), once the memo has the global.
-        self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
+        self.pickled: dict[tuple[Global, tuple[int, ...]], bytes] = {}
         #: The opcodes of values that occur often, once the memo has all that they name.
         self.again: dict[Again, bytes] = {}
 
@@ -200,14 +200,14 @@ class _Writer:
             self._tuple(args)
             self.out += _REDUCE
             return
-        said = self.said.get((callee, sizes))
+        said = self.pickled.get((callee, sizes))
         if said is None:
             self.write(callee)
             begin = len(self.out)
             self._tuple(args)
             self.out += _REDUCE
-            if len(self.said) < _MOST_SAID:
-                self.said[callee, sizes] = _numbered(_BINGET, _LONG_BINGET, self.memo[callee]) + self.out[begin:]
+            if len(self.pickled) < _MOST_SAID:
+                self.pickled[callee, sizes] = _numbered(_BINGET, _LONG_BINGET, self.memo[callee]) + self.out[begin:]
         else:
             self.out += said
 

@@ -111,7 +111,7 @@ class RankFile(SafetensorsFile):
         if number and slots.tensors[number - 1] == tensor:
             return None
         stop = int(np.searchsorted(slots.tensors[number:] != tensor, True)) + number
-        begins, shapes = slots.table.held(slots.places[number:stop], int(slots.table.ranks[tensor]))
+        begins, shapes = slots.table.in_arrays(slots.places[number:stop], int(slots.table.ranks[tensor]))
         parts = [(at, slots[at].box, begin) for at, begin in zip(range(number, stop), begins.tolist(), strict=True)]
         return FileArray(tensor, tuple(shapes[0].tolist()), parts)
 
@@ -131,7 +131,7 @@ class RankFile(SafetensorsFile):
 
 def _array_shape(slots: Slots, number: int, rank: int) -> list[int]:
     """Return the shape of the array that a slot's box is in; `rank` is the number of dims."""
-    _, shapes = slots.table.held(slots.places[number : number + 1], rank)
+    _, shapes = slots.table.in_arrays(slots.places[number : number + 1], rank)
     found: list[int] = shapes[0].tolist()
     return found
 
@@ -145,7 +145,7 @@ def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, Named
         lows, highs = (side.tolist() for side in slots.table.sides(places, len(shape)))
         if (lows[0], highs[0]) == ([0] * len(shape), shape) and _array_shape(slots, first, len(shape)) == shape:
             continue
-        start, begins = tensor.dtype.element_start, slots.table.held(places, len(shape))[0].tolist()
+        start, begins = tensor.dtype.element_start, slots.table.in_arrays(places, len(shape))[0].tolist()
         boxes = [[*start(low), *start(high), *start(at)] for low, high, at in zip(lows, highs, begins, strict=True)]
         found[tensor.name] = {"shape": tensor.dtype.element_shape(tensor.shape), "pieces": boxes}
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)

@@ -67,11 +67,11 @@ class SafetensorsFile(TargetFile):
 
     Attributes:
         text: The contents of the header besides tensors.
-        known: The length of the header and the size of the file in bytes; `None` if they must be worked out.
+        extent: The length of the header and the size of the file in bytes; `None` if they must be worked out.
     """
 
     text: HeaderText
-    known: Extent | None = None
+    extent: Extent | None = None
 
     @property
     def has_digests(self) -> bool:
@@ -81,7 +81,7 @@ class SafetensorsFile(TargetFile):
     @cached_property
     def start(self) -> int:
         """The length of the header, which does not depend on the digests."""
-        return len(self._header(NO_DIGESTS)) if self.known is None else self.known.start
+        return len(self._header(NO_DIGESTS)) if self.extent is None else self.extent.start
 
     @property
     def data_bytes(self) -> int:
@@ -96,7 +96,7 @@ class SafetensorsFile(TargetFile):
     @cached_property
     def size(self) -> int:
         """Bytes of the file."""
-        return self.end if self.known is None else self.known.size
+        return self.end if self.extent is None else self.extent.size
 
     def _begins(self) -> npt.NDArray[np.int64]:
         return begins_of(self.boxes.nbytes)

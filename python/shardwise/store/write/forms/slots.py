@@ -196,7 +196,7 @@ class SlotTable:
         found: Numbers = self.pool[at]
         return found[:, :rank], found[:, rank:]
 
-    def held(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
+    def in_arrays(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
         """Return the starts of boxes in their arrays, and the arrays' shapes: both int64 of shape (boxes, dims)."""
         if self.has_arrays:
             return self.sides(places.astype(np.int64) + 2 * rank, rank)
@@ -205,7 +205,7 @@ class SlotTable:
 
     def strides(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], rank: int) -> Numbers:
         """Return the bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
-        _, shapes = self.held(places, rank)
+        _, shapes = self.in_arrays(places, rank)
         found = dense_strides(shapes, 1)
         found *= self.itemsizes[tensors][:, None]
         return found
@@ -214,7 +214,7 @@ class SlotTable:
         """Return, for each box, the byte of its array at which it begins."""
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
-            begins, _ = self.held(places[chosen], rank)
+            begins, _ = self.in_arrays(places[chosen], rank)
             found[chosen] = (begins * self.strides(tensors[chosen], places[chosen], rank)).sum(axis=1)
         return found
 
@@ -226,7 +226,7 @@ class SlotTable:
         """
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
-            _, shapes = self.held(places[chosen], rank)
+            _, shapes = self.in_arrays(places[chosen], rank)
             sizes = self.itemsizes[tensors[chosen]]
             if (shapes.astype(float).prod(axis=1) * sizes > 2.0**62).any():
                 raise SizeOverflowError("an offset of a file is over 2**63 - 1")

@@ -20,7 +20,7 @@ import numpy as np
 from ...._dtypes import DTYPES, Dtype
 from ...._fork import cached_property
 from ...._text import shown
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....partition import Partition
 from ....rules.left_out import names_text
@@ -29,8 +29,9 @@ from ...rewritten.convert import is_float
 from .archives import ROOT
 from .dcp import envelope_of, rebuilt, value_bytes
 from .files import whole_slots
-from .nested import Nested, Reference
+from .nested import Nested
 from .pickles import Call, Global, New, pickled
+from .plain_values import Reference
 from .torch_file import TorchPart
 
 __all__ = ["BESIDE", "FILES", "LATEST", "UniversalFile", "UniversalFiles", "universal_doubts", "universal_files"]

@@ -14,7 +14,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -141,8 +141,19 @@ class FolderPlace:
         claim_name(self.path)
         remove_plans(self.path, but=self.root.name if resume else "", parts=False)
 
-    def begin(self, *, parts: bool) -> None:
+    def begin(self) -> None:
         """Make the unfinished files in full size, without contents, unless another process has made them."""
+        with self._begun():
+            pass
+
+    def begin_parts(self) -> None:
+        """Make the unfinished files, and note that the plan is run in parts."""
+        with self._begun() as root:
+            root.write(PARTS, b"", sync=False)
+
+    @contextmanager
+    def _begun(self) -> Iterator[OpenFolder]:
+        """Make the unfinished files, and yield the open folder of the plan."""
         refuse_existing(self.path)
         with ExitStack() as stack:
             beside = stack.enter_context(OpenFolder.at(self.root.parent.parent))
@@ -156,8 +167,7 @@ class FolderPlace:
                 root.make(_RECEIPTS)
             for name in (DATA, _RECEIPTS):
                 root.enter(name).__exit__()
-            if parts:
-                root.write(PARTS, b"", sync=False)
+            yield root
 
     def _make_files(self, root: OpenFolder) -> None:
         name = f"making.{secrets.token_hex(8)}"
@@ -222,7 +232,7 @@ class FolderPlace:
             OSError: if a file cannot be written.
         """
         if not len(self._new.tasks):
-            self.begin(parts=True)  # Tensors without elements have no tasks.
+            self.begin_parts()  # Tensors without elements have no tasks.
         with opened_below(self.folder, 3) as folder:
             self._write_headers(folder, completion)
             with MadeFolders(folder) as folders:
@@ -309,7 +319,11 @@ class FolderPlace:
         name = self._new.files[number].name
         return self.folder / name if "/" in name and not path.exists() else path
 
-    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
+    def withdraw(self, uploaded: object) -> None:
+        """Remove the unfinished files, as `discard` does: a failed run leaves nothing else."""
+        self.discard()
+
+    def discard(self) -> None:
         """Remove the unfinished files, as far as possible; the next run removes what is left."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
             remove_marked(top, self.root.name, marker_of(self.root.name))

@@ -107,7 +107,7 @@ class Completion(Protocol):
         """The names of the folder's files without tensors."""
 
     @property
-    def made(self) -> Mapping[int, tuple[int, str]]:
+    def uploaded(self) -> Mapping[int, tuple[int, str]]:
         """The size in bytes and the ETag of the object that a task made, by the task's number."""
 
     @property
@@ -179,11 +179,11 @@ class Place(Protocol):
             beside: Returns the size of each file that is written besides those with tensors.
         """
 
-    def begin(self, *, parts: bool) -> None:
-        """Prepare for the tasks: make unfinished files, or begin uploads.
+    def begin(self) -> None:
+        """Prepare for the tasks of one run: make unfinished files, or begin uploads, also those that are gone."""
 
-        With `parts`, independent processes run the plan's parts.
-        """
+    def begin_parts(self) -> None:
+        """Prepare for the parts of a plan, which independent processes run: make what no other has made."""
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Yield the workers that run tasks, each of which needs `each` bytes of memory.
@@ -219,8 +219,11 @@ class Place(Protocol):
             OSError: if a file cannot be written.
         """
 
-    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
-        """Remove unfinished files and receipts; of a failed run also the objects that it has `made`."""
+    def discard(self) -> None:
+        """Remove unfinished files and receipts."""
+
+    def withdraw(self, uploaded: Mapping[int, tuple[int, str]]) -> None:
+        """Remove unfinished files and receipts, and the objects that a failed run has uploaded."""
 
 
 def receipt_line(receipt: TaskReceipt) -> bytes:
@@ -259,7 +262,7 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
         )
         numbers = [number for row in receipt.ranges for number in row]
         numbers += [number for row in receipt.shares for number in row[:3]]
-        sizes = [] if receipt.made is None else [receipt.made[0]]
+        sizes = [] if receipt.uploaded is None else [receipt.uploaded[0]]
         if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
             raise ValueError
         if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):

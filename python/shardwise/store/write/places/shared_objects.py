@@ -105,7 +105,7 @@ class SharedObjects:
                 continue
             if etag and there.get(number) != (end - begin, etag):
                 return False
-            if not etag and not is_made(self.remainder(receipt.task), receipt.made):
+            if not etag and not is_made(self.remainder(receipt.task), receipt.uploaded):
                 return False
         return True
 
@@ -191,10 +191,10 @@ class SharedObjects:
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
         there = self.remainder(piece.task)
-        if not is_made(there, completion.made.get(piece.task)):
+        if not is_made(there, completion.uploaded.get(piece.task)):
             raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
         at = piece.at + begin - piece.begin
-        return there.read(at, at + end - begin, completion.made[piece.task][1])
+        return there.read(at, at + end - begin, completion.uploaded[piece.task][1])
 
     def forget(self) -> None:
         """Abort the uploads that are not complete, and remove the remainders."""

@@ -104,16 +104,27 @@ class StorePlace:
     def check_room(self, beside: object) -> None:
         """Do nothing: a store does not say how much room it has."""
 
-    def begin(self, *, parts: bool) -> None:
-        """Begin the uploads of shared objects.
+    def begin(self) -> None:
+        """Begin the uploads of shared objects, also those that are gone.
+
+        Raises:
+            FileExistsError: as `begin_parts`.
+        """
+        self._begin(are_checked=True)
+
+    def begin_parts(self) -> None:
+        """Begin the uploads of shared objects, unless another process has.
 
         Raises:
             FileExistsError: if there is a checkpoint or another object under the name.
         """
+        self._begin(are_checked=False)
+
+    def _begin(self, *, are_checked: bool) -> None:
         if self.is_finished() or (self._new.is_folder and self.path.is_file()):
             raise taken(self.path)
         if self._new.is_shared:
-            self._shared.begin(are_checked=not parts)
+            self._shared.begin(are_checked=are_checked)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Yield the workers: a caller's executor, or this thread for one task after the other with all threads."""
@@ -178,7 +189,10 @@ class StorePlace:
                 f"{place}: two receipts of task {receipt.task} disagree: one is not of this checkpoint, or a source "
                 "changed"
             )
-        if (other.made, other.shares) != (receipt.made, receipt.shares):  # Made again: now these are the objects.
+        if (other.uploaded, other.shares) != (
+            receipt.uploaded,
+            receipt.shares,
+        ):  # Made again: now these are the objects.
             put_object(place, receipt_line(receipt), is_new=False)
 
     def check_finished(self, completion: Completion) -> None:
@@ -206,7 +220,7 @@ class StorePlace:
             if self._new.is_shared and status.size != size:
                 raise taken(self._object(number), f"has {status.size} bytes; {size} were put")
         for number in range(len(self._new.tasks)):
-            is_same = self._new.is_shared or completion.made.get(number) == tuple(found[number])
+            is_same = self._new.is_shared or completion.uploaded.get(number) == tuple(found[number])
             if completion.is_checked or not is_same:
                 completion.confirm(number)
         if self._new.is_folder:
@@ -243,37 +257,45 @@ class StorePlace:
                         errno.ENOENT, "was removed meanwhile by a run of the same work that failed", str(there)
                     )
 
-    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
-        """Remove the receipts, and the objects that a failed run has `made`, if they are still the same.
+    def discard(self) -> None:
+        """Remove the receipts, and give up the uploads of shared objects."""
+        if self._new.is_shared:
+            self._shared.forget()
+        self._remove_receipts()
+
+    def withdraw(self, uploaded: Mapping[int, tuple[int, str]]) -> None:
+        """Remove the receipts, and the objects that a failed run has uploaded, if they are still the same.
 
         Another run of the same work may commit a checkpoint with these objects meanwhile; then they must stay. So a
         failed run first writes a marker, and then looks for a checkpoint; a run that commits first makes the
         checkpoint, and then looks for a marker. At least one of the two sees the other.
         """
-        if self._new.is_shared:
-            self._shared.forget()
-            made = None  # No object is complete before all are sure to be.
-        if made:
-            try:
-                put_object(self._removal, b"", is_new=True)
-            except (OSError, ParseError):
-                made = None  # Nobody can be told, or another is at it: they stay, as after a kill.
+        if self._new.is_shared or not uploaded:
+            self.discard()  # No shared object is complete before all are sure to be.
+            return
+        try:
+            put_object(self._removal, b"", is_new=True)
+        except (OSError, ParseError):
+            self.discard()  # Nobody can be told, or another is at it: the objects stay, as after a kill.
+            return
 
-        def remove_made(item: tuple[int, tuple[int, str]]) -> None:
+        def remove_same(item: tuple[int, tuple[int, str]]) -> None:
             with suppress(OSError, ParseError):
                 if tuple(self._object(item[0]).status()) == item[1]:
                     remove(self._object(item[0]))
 
         try:
             # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
-            is_others = made and (self._new.is_folder or self._is_kept) and self.is_finished()
-            if self._is_kept:
-                list(ask_all(lambda number: remove(self._receipt_of(number)), range(len(self._new.tasks))))
-            if made and not is_others:
-                list(ask_all(remove_made, list(made.items())))
+            is_others = (self._new.is_folder or self._is_kept) and self.is_finished()
+            self._remove_receipts()
+            if not is_others:
+                list(ask_all(remove_same, list(uploaded.items())))
         finally:
-            if made:
-                remove(self._removal)
+            remove(self._removal)
+
+    def _remove_receipts(self) -> None:
+        if self._is_kept:
+            list(ask_all(lambda number: remove(self._receipt_of(number)), range(len(self._new.tasks))))
 
     @property
     def _removal(self) -> ObjectPath:
@@ -302,9 +324,9 @@ class StorePlace:
             ]
             is_right &= not receipt.shares or [share[:3] for share in receipt.shares] == put
             held = sum(end - begin for _, begin, end, etag in receipt.shares if not etag)
-            is_right &= receipt.made[0] == held > 0 if receipt.made is not None else not held
+            is_right &= receipt.uploaded[0] == held > 0 if receipt.uploaded is not None else not held
         else:
-            is_right &= receipt.made is not None and receipt.made[0] == self._new.sizes[number]
+            is_right &= receipt.uploaded is not None and receipt.uploaded[0] == self._new.sizes[number]
         if not is_right:
             raise ParseError(
                 f"{place}: the receipt of task {number} says that it made something else than the plan says"

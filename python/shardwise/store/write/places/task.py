@@ -45,7 +45,7 @@ class TaskReceipt(NamedTuple):
         part: The part of the plan that was run, as `"3/16"`; empty if tasks were not run by parts.
         shares: The parts of objects shared with other tasks: the file's number, the first byte, the byte after the
             last, and the part's ETag; without an ETag the bytes are in the remainder, the object that `made` describes.
-        made: The size in bytes and the ETag of the object that the task made in a store; else `None`.
+        uploaded: The size in bytes and the ETag of the object that the task made in a store; else `None`.
     """
 
     plan: str
@@ -59,7 +59,7 @@ class TaskReceipt(NamedTuple):
     worker: str
     part: str = ""
     shares: tuple[Share, ...] = ()
-    made: tuple[int, str] | None = None
+    uploaded: tuple[int, str] | None = None
 
     @property
     def contents(self) -> tuple[Any, ...]:
@@ -87,14 +87,14 @@ class Outcome(NamedTuple):
         digests: The digest of each range, as a part of its tensor.
         crcs: The CRC-32 of each range, if the files state it; else empty.
         nbytes: Bytes that were written.
-        made: The size in bytes and the ETag of the object that the task made; else `None`.
+        uploaded: The size in bytes and the ETag of the object that the task made; else `None`.
         shares: The parts of shared objects that were uploaded.
     """
 
     digests: list[int]
     crcs: list[int]
     nbytes: int
-    made: tuple[int, str] | None = None
+    uploaded: tuple[int, str] | None = None
     shares: tuple[Share, ...] = ()
 
 
@@ -222,5 +222,5 @@ class Task:
             round(time.perf_counter() - began, 6),
             worker_name(),
             shares=done.shares,
-            made=done.made,
+            uploaded=done.uploaded,
         )

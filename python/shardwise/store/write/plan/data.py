@@ -20,7 +20,8 @@ from ....errors import LayoutError, ParseError
 from ....pieces import Pieces
 from ...data.block_lists import Listed, Section, block_digests, numbers
 from ...data.location import Location
-from ...data.sources import Locations, Source, source_of
+from ...data.sources import Source
+from ...data.stated_sources import Locations, source_of
 from ...formats.sharded import MANIFEST
 from ..forms.files import Extent, TargetFile, WrittenFile
 from ..forms.forms import WRITTEN, Texts, check_names, header_text, manifest_text, target_file

@@ -350,7 +350,7 @@ def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> No
         if not is_inside.all() or not (table.has_arrays or is_whole[empty].all()):
             raise ValueError("a file has a part of a tensor that is not in it")
         if table.has_arrays:
-            begins, shapes_of = table.held(places[chosen], rank)
+            begins, shapes_of = table.in_arrays(places[chosen], rank)
             if (begins < 0).any() or (begins + stops - starts > shapes_of).any():
                 raise ValueError("a file has a part of a tensor that is not in its array")
         is_empty[tensors[empty]] = True

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._arguments import integer
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError, SizeOverflowError
 from ....pieces import NO_PIECES, Pieces
 from ...data.block_lists import InMemory, Section
@@ -113,7 +113,7 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
         tensors[number] = TensorRow(
             **ends, targets=0, dtype=dtype, cut=at_cut.get(id(cut), -1), is_object=tensor.is_object
         )
-    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
+    sources = [source_for(holder, *span) for holder, span in zip(held.holders, held.spans, strict=True)]
     is_given = task_bytes is not None
     if task_bytes is None:
         task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
@@ -210,7 +210,7 @@ class _Holders:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self.held: list[Holder | npt.NDArray[Any]] = []
+        self.holders: list[Holder | npt.NDArray[Any]] = []
         self.spans: list[tuple[int, int]] = []
 
     def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
@@ -219,9 +219,9 @@ class _Holders:
             return pieces.rows.reshape(-1)
         numbers = []
         for holder in pieces.holders:
-            numbers.append(self._numbers.setdefault(id(holder), len(self.held)))
-            if numbers[-1] == len(self.held):
-                self.held.append(holder)
+            numbers.append(self._numbers.setdefault(id(holder), len(self.holders)))
+            if numbers[-1] == len(self.holders):
+                self.holders.append(holder)
                 self.spans.append((2**63 - 1, 0))
         rows = pieces.rows.copy()
         rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]

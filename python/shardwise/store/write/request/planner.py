@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from ...._arguments import instance
 from ...._text import shown
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....partition import Partition
 from ....shared_tiling import SharedTiling
@@ -22,8 +22,9 @@ from ..forms.engines import check_blocks, check_stages, with_head, with_other_na
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
-from ..forms.nested import Nested, nested_pickle
+from ..forms.nested import Nested
 from ..forms.one_rank import file_ranks, one_rank
+from ..forms.plain_values import nested_pickle
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..forms.torch_file import torch_file

@@ -13,11 +13,13 @@ import numpy as np
 from ...._dtypes import DTYPES, Dtype
 from ...._garbage import uncollected
 from ...._text import shown
-from ....conversion.assembled import Assembled, Wanted
+from ....conversion.assembled import Assembled
+from ....conversion.tables import Wanted
 from ....errors import LayoutError, ParseError
 from ....partition import Partition
-from ....quantized.forms import Components, cast_weights
+from ....quantized.forms import Components
 from ....quantized.method import quantization_of
+from ....quantized.unstated import cast_weights
 from ....rules.left_out import LeftOut
 from ....rules.numbers import config_text, read_config
 from ....rules.optax import adam_counts
@@ -187,7 +189,7 @@ class Preparation:
         homeless = [*own, *(old for old in values if old not in placed), *held.homeless]
         tensors = [tensor.name for tensor in wanted]
         paths = key_paths(checkpoint, {**names, **held.names}, tensors)
-        nested = nested_of(tensors, paths, held.said, form) if form in OF_NESTED else None
+        nested = nested_of(tensors, paths, held.common, form) if form in OF_NESTED else None
         if form == "vllm":
             check_engine_names(wanted, self._request.layouts)
             check_family([name for name, _, _ in taken.ruled], self._config)

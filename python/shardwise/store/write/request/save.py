@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...._arguments import is_true
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError, ShardwiseWarning
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh

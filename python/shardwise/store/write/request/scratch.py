@@ -18,7 +18,8 @@ from ...._atomic import naming_file
 from ...._boxes import consecutive
 from ...._dtypes import Dtype
 from ...._text import bytes_text, shown
-from ....conversion.assembled import Assembled, Wanted
+from ....conversion.assembled import Assembled
+from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....partition import Partition
 from ....piece import sides_of

@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...._text import shown
-from ....conversion.assembled import Wanted
+from ....conversion.tables import Wanted
 from ....errors import LayoutError, ParseError
 from ...rewritten.groups import Grouped
 from ...rewritten.names import check_name
 from ...rewritten.wanted import wanted_bytes, wanted_object
 from ...tensors.checkpoint import StoredCheckpoint
 from ..forms.dcp import value_bytes
-from ..forms.nested import plain_value
+from ..forms.plain_values import plain_value
 
 __all__ = ["WrittenValues", "written_values"]
 
@@ -38,13 +38,13 @@ class WrittenValues(NamedTuple):
 
     Attributes:
         names: The new names of the values that are written, by their names in the source.
-        said: The values by new name, for a file that has them in its pickle.
+        common: The values by new name, for a file that has them in its pickle.
         wanted: A container for each value, for a form that stores them so.
         homeless: The names of values that cannot be written.
     """
 
     names: dict[str, str]
-    said: dict[str, Any]
+    common: dict[str, Any]
     wanted: list[Wanted]
     homeless: list[str]
 
@@ -76,7 +76,7 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
                 continue
             if not new and value == {}:  # The dict of a file without anything.
                 continue
-            found.said[new] = value
+            found.common[new] = value
             wanted = wanted_bytes(new, data)
         check_name(new)
         if new in tensors:

@@ -26,12 +26,13 @@ from ....reshard.explain import counted
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_job_memory
 from ...data.location import refuse_options
+from ..places.place import Completion
 from ..places.report import WriteOutline, WriteReport
 from ..places.work import MEMORY, RETRIES, Work
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
 from ..plan.plan import CheckpointTasks
-from .ledger import Ledger, LedgerCompletion
+from .ledger import Ledger, completion_of
 from .run import confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
@@ -202,7 +203,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             if place.is_finished():
                 confirm_tasks(ledger, numbers, running, work)
                 return 0
-            place.begin(parts=True)
+            place.begin_parts()
             if tasks is None:
                 for receipt in place.receipts(span):
                     ledger.add(receipt)
@@ -245,7 +246,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
                 with workers_of_plan(self, work) as workers:
                     return see_finished(self, workers, work)
             ledger.check_complete()
-            completion = _checked(self, ledger, work) if check else LedgerCompletion(self, ledger)
+            completion = _checked(self, ledger, work) if check else completion_of(self, ledger)
             place.finish(completion, sync=work.sync)
         return report_of(self, ledger, 0)
 
@@ -275,7 +276,7 @@ def _numbers_of(
     return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
-def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerCompletion:
+def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> Completion:
     """Read back the written files and compare them with the receipts; `finish` of a store compares its objects.
 
     Raises:
@@ -287,7 +288,7 @@ def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerComplet
     for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
         path = plan.place.unfinished(number)
         if path is None:
-            return LedgerCompletion(
+            return completion_of(
                 plan, ledger, work.memory, is_checked=True
             )  # By the place, when its objects are there.
         holder = job.read_file(path, size)
@@ -304,7 +305,7 @@ def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerComplet
     for (path, number, held), digest in found.items():
         if digest != ledger.digest(number, held):
             raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
-    return LedgerCompletion(plan, ledger)
+    return completion_of(plan, ledger)
 
 
 def _outline(plan: CheckpointTasks, work: Work) -> WriteOutline:

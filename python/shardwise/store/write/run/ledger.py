@@ -14,10 +14,11 @@ from ....errors import ParseError
 from ...data.engine import DIGEST_MODULUS
 from ...formats.sharded import MANIFEST
 from ..forms.files import FileDigests, WrittenFile
+from ..places.place import Completion
 from ..places.task import Share, Task, TaskReceipt
 from ..plan.plan import CheckpointTasks
 
-__all__ = ["Ledger", "LedgerCompletion", "usual_parts"]
+__all__ = ["Ledger", "completion_of", "usual_parts"]
 
 #: The most tasks and the most parts that a message names.
 _MOST_SHOWN, _MOST_AGAIN = 5, 20
@@ -32,7 +33,7 @@ class Ledger:
         plan: The plan that has the tasks.
         bytes_read: Bytes that the tasks read from files and objects.
         bytes_written: Bytes that the tasks wrote.
-        made: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
+        uploaded: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
         own: Entries of `made` for objects that these tasks wrote; the other objects existed, perhaps from another run.
         shares: The parts of shared objects that a task uploaded, by the task's number.
     """
@@ -46,7 +47,7 @@ class Ledger:
         self._whole = [0] * len(plan.tensors)
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
         self._parts: Counter[str] = Counter()
-        self.made: dict[int, tuple[int, str]] = {}
+        self.uploaded: dict[int, tuple[int, str]] = {}
         self.own: dict[int, tuple[int, str]] = {}
         self.shares: dict[int, tuple[Share, ...]] = {}
         self.bytes_read = self.bytes_written = 0
@@ -78,10 +79,10 @@ class Ledger:
         has_crcs = any(files[file].needs_crcs for file, _, _ in receipt.ranges)
         if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
             raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
-        if receipt.made is not None:
-            self.made[number] = receipt.made
+        if receipt.uploaded is not None:
+            self.uploaded[number] = receipt.uploaded
             if receipt.bytes_written:
-                self.own[number] = receipt.made
+                self.own[number] = receipt.uploaded
         if receipt.shares:
             self.shares[number] = receipt.shares
         if number in self:
@@ -180,36 +181,34 @@ def usual_parts(receipts: Mapping[str, int]) -> int | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-class LedgerCompletion:
-    """The bytes of a checkpoint that follow from the receipts of all tasks: headers, the manifest, the other files.
+def completion_of(
+    plan: CheckpointTasks, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False
+) -> Completion:
+    """Return the bytes of a checkpoint that follow from the receipts of all tasks: headers, manifest, other files.
 
     Args:
         plan: The plan that has the tasks.
         ledger: The receipts.
         memory: Bytes for `confirm`, which then compares with all threads; if `None`, with one thread.
-
-    Attributes:
-        names: The names of the folder's files without tensors.
-        made: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
-        shares: The parts of shared objects that a task uploaded, by the task's number.
         is_checked: Whether all objects of a store are compared with the sources.
     """
+    return _LedgerCompletion(plan, ledger, memory, is_checked)
 
-    def __init__(
-        self, plan: CheckpointTasks, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False
-    ) -> None:
+
+class _LedgerCompletion:
+    """A `Completion` from the receipts of all tasks."""
+
+    def __init__(self, plan: CheckpointTasks, ledger: Ledger, memory: int | None, is_checked: bool) -> None:
         self._plan, self._ledger, self._memory, self.is_checked = plan, ledger, memory, is_checked
         self._headers: dict[int, str] = {}
         self.names = [MANIFEST, *plan.texts]
-        self.made, self.shares = ledger.made, ledger.shares
+        self.uploaded, self.shares = ledger.uploaded, ledger.shares
 
     def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes around the tensors of a file: each run after the byte at which it begins."""
         # Their digest is kept for the manifest: they are not made once more for it.
         self._headers[number] = yield from self._plan.files[number].headers(self._ledger.file_digests(number))
 
     def texts(self) -> dict[str, bytes]:
-        """Return the contents of the folder's files without tensors, with the manifest, by name."""
         return self._plan.texts_of(self._ledger.digests, map(self._written, range(len(self._plan.files))))
 
     def _written(self, number: int) -> WrittenFile:
@@ -218,12 +217,6 @@ class LedgerCompletion:
         return WrittenFile(file, digests, file.headers_digest(digests) if headers is None else headers)
 
     def confirm(self, number: int) -> None:
-        """Compare the object that a task made with its sources and its receipt.
-
-        Raises:
-            FileExistsError, FileNotFoundError: if there is another object, or none.
-            ParseError: if it is not what the receipt says.
-        """
         task = self._plan.task(number)
         receipt = task.check() if self._memory is None else task.check(memory=self._memory, threads=None)
         if not self._ledger.agrees(receipt):

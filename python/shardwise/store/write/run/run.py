@@ -20,7 +20,7 @@ from ..places.report import WriteReport
 from ..places.task import Progress, Task, TaskReceipt
 from ..places.work import TaskWindow, Work, Workers
 from ..plan.plan import CheckpointTasks
-from .ledger import Ledger, LedgerCompletion
+from .ledger import Ledger, completion_of
 
 __all__ = [
     "confirm_tasks",
@@ -186,7 +186,7 @@ def see_finished(plan: CheckpointTasks, workers: Workers, work: Work) -> WriteRe
     """Report on a checkpoint that was finished earlier, after checking that it is the plan's."""
     ledger = Ledger(plan)
     confirm_tasks(ledger, range(len(plan.tasks)), workers, work)
-    plan.place.check_finished(LedgerCompletion(plan, ledger, work.memory))
+    plan.place.check_finished(completion_of(plan, ledger, work.memory))
     plan.place.discard()
     ledger.bytes_written = 0
     return report_of(plan, ledger, plan.nbytes)
@@ -204,7 +204,7 @@ def run_whole(plan: CheckpointTasks, work: Work) -> WriteReport:
         try:
             mapped = MappedFiles(source.array for source in plan.sources if source.array is not None)
             files = SameFiles(source.name for source in plan.sources if source.name)
-            place.begin(parts=False)
+            place.begin()
             if work.resume:
                 for receipt in place.receipts():
                     ledger.add(receipt)
@@ -219,17 +219,17 @@ def run_whole(plan: CheckpointTasks, work: Work) -> WriteReport:
                 mapped.check()
                 files.check()
                 # The last receipts are needed only if this fails: with them every file would be synced once more.
-                place.finish(LedgerCompletion(plan, ledger), sync=work.sync)
+                place.finish(completion_of(plan, ledger), sync=work.sync)
             except BaseException:
                 with suppress(OSError, ParseError):
                     recorder.flush()
                 raise
         except (ParseError, LayoutError):
-            place.discard(ledger.own)  # Another run would end in the same way.
+            place.withdraw(ledger.own)  # Another run would end in the same way.
             raise
         except BaseException:
             if not plan.is_of_files:
-                place.discard(ledger.own)  # A run from memory cannot be continued.
+                place.withdraw(ledger.own)  # A run from memory cannot be continued.
             raise
     return report_of(plan, ledger, resumed)
 
