@@ -79,7 +79,7 @@ class TensorLayout(Drawn):
     ) -> None:
         self._axes = _normalised(axes)
         self._packed = any(map(_is_packed, self._axes))
-        self._unreduced = _names("unreduced", unreduced)
+        self._unreduced = names_in_spec("unreduced", unreduced)
         self._mesh = None
         self._core = None
         _check_used_once(self._axes, self._unreduced)
@@ -267,7 +267,7 @@ class TensorLayout(Drawn):
 
     def named_axes(self) -> list[str]:
         """Return the axes and sub-axes that are named anywhere."""
-        return [*(name for spec in self._axes for name in _spec_names(spec)), *self._unreduced]
+        return [*(name for spec in self._axes for name in axes_of_spec(spec)), *self._unreduced]
 
     def _over(self, mesh: DeviceMesh) -> TensorLayout:
         """The same layout over a mesh of the same devices, whose axes are factors of this mesh's axes."""
@@ -294,7 +294,7 @@ class TensorLayout(Drawn):
         def mapped(spec: Spec) -> PackedDim | list[str]:
             if _is_packed(spec):
                 return spec.mapped({name: tuple(factors(name)) for name in spec.axis_names})
-            return [part for name in _spec_names(spec) for part in factors(name)]
+            return [part for name in axes_of_spec(spec) for part in factors(name)]
 
         axes = [mapped(spec) for spec in self._axes]
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
@@ -306,16 +306,13 @@ class TensorLayout(Drawn):
             LayoutError: if it has none; says that `what` needs one.
         """
         if self._mesh is None:
-            raise self._no_mesh(what)
+            raise LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")
         return self._mesh
 
     def _require_bound(self, what: str) -> CoreLayout:
-        if self._core is None:
-            raise self._no_mesh(what)
+        self.require_mesh(what)
+        assert self._core is not None
         return self._core
-
-    def _no_mesh(self, what: str) -> LayoutError:
-        return LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -341,7 +338,7 @@ def _rebuild(axes: Axes, mesh: DeviceMesh | None, unreduced: tuple[str, ...]) ->
     return TensorLayout(axes, mesh, unreduced=unreduced)
 
 
-def _spec_names(spec: Spec) -> tuple[str, ...]:
+def axes_of_spec(spec: Spec) -> tuple[str, ...]:
     if spec is None:
         return ()
     if isinstance(spec, str):
@@ -378,7 +375,7 @@ def _spec(dim: int, entry: Any) -> Spec:
     )
 
 
-def _names(argument: str, names: Any) -> tuple[str, ...]:
+def names_in_spec(argument: str, names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
     # No further than they can be valid: an iterable may never end.
@@ -396,7 +393,7 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
 def _check_used_once(axes: Axes, unreduced: tuple[str, ...]) -> None:
     """Check what the core checks too, but before a mesh is known."""
     seen: dict[str, str] = {}
-    places = [(f"axes[{dim}]", name) for dim, spec in enumerate(axes) for name in _spec_names(spec)]
+    places = [(f"axes[{dim}]", name) for dim, spec in enumerate(axes) for name in axes_of_spec(spec)]
     for place, name in [*places, *(("unreduced", name) for name in unreduced)]:
         if not name:
             raise LayoutError(f"{place} holds an empty axis name; write None for a dim that is not cut")

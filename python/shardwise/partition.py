@@ -72,11 +72,10 @@ class Partition(Tiling):
 
     def __init__(self, layout: TensorLayout, shape: Sequence[int], uneven: UnevenRule = "even") -> None:
         try:
-            bound, mesh = layout.core, layout._mesh
+            bound, mesh = layout.core, layout.require_mesh("a partition")
         except AttributeError:
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
-        if bound is None or mesh is None:
-            raise layout._no_mesh("a partition")
+        assert bound is not None
         if type(uneven) is not str:
             instance("uneven", uneven, str)
         try:
@@ -85,7 +84,7 @@ class Partition(Tiling):
             with importing:
                 from .packed import PackedDim  # Late, as most layouts have none: `import shardwise` is fast.
 
-            said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
+            said = "".join(dict.fromkeys(spec.sizes_text() for spec in layout.axes if isinstance(spec, PackedDim)))
             if said:
                 raise type(error)(f"{error}{said}") from None
             raise

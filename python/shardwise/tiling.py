@@ -277,6 +277,12 @@ class Tiling(Drawn):
         """The elements of each holder's own array, with its padding: int64 (holders,)."""
         return self.core_tiling().array_sizes()
 
+    @property
+    def grid_chunks(self) -> tuple[int, ...] | None:
+        """The shape of a chunk of a grid; `None` for any other tiling."""
+        chunks: tuple[int, ...] | None = self._key[3] if self._key[0] == "grid" else None
+        return chunks
+
     def kind_text(self) -> str:
         """Say which sort of tiling it is, in plain words."""
         if self._key[0] == "grid":

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import cli
 from shardwise.store.formats.sharded import sealed
-from shardwise.store.write.places.place import receipt_from_line, receipt_line
+from shardwise.store.write.places.receipts import receipt_from_line, receipt_line
 from tests.fuzz.arguments import FOLDER
 from tests.fuzz.limits import limited
 from tests.store.orbax_files import item, zarr2, zarr3

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.rules.states import MASTER, StateName, training_names
+from shardwise.rules.state_splits import MASTER, StateName
+from shardwise.rules.states import training_names
 
 BLOCK = "input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.q_proj.bias", "mlp.up_proj.weight"
 #: Parameters of a model, whose own module is called `model`.

@@ -8,7 +8,7 @@ from .._arguments import instance, integer
 from .._text import shown
 from .._types import Array
 from ..errors import LayoutError
-from ..layout import Spec, TensorLayout, _names, _spec_names
+from ..layout import Spec, TensorLayout, names_in_spec, axes_of_spec
 from ..packed import PackedDim
 from .sharded import ShardedArray, gathered
 
@@ -53,8 +53,8 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     array([0, 1])
     """
     layout = _checked(sharded).layout
-    cutting = [name for spec in layout.axes for name in _spec_names(spec)]
-    names = cutting if axes is None else [axes] if isinstance(axes, str) else list(_names("axes", axes))
+    cutting = [name for spec in layout.axes for name in axes_of_spec(spec)]
+    names = cutting if axes is None else [axes] if isinstance(axes, str) else list(names_in_spec("axes", axes))
     _check_among("axes", names, cutting, "cut a dim")
     specs = [_without(spec, names) for spec in layout.axes]
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
@@ -99,8 +99,8 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
     """
     layout = _checked(sharded).layout
     dim = _dim(dim, sharded.ndim)
-    names = [axes] if isinstance(axes, str) else list(_names("axes", axes))
-    minor = [() if isinstance(spec, PackedDim) else _spec_names(spec)[-len(names) :] for spec in layout.axes]
+    names = [axes] if isinstance(axes, str) else list(names_in_spec("axes", axes))
+    minor = [() if isinstance(spec, PackedDim) else axes_of_spec(spec)[-len(names) :] for spec in layout.axes]
     source = next((i for i, last in enumerate(minor) if names and sorted(last) == sorted(names)), None)
     if source is None:
         raise LayoutError(f"axes are {shown(names)}, which are not the minor axes of a dim of {shown(layout.axes)}")
@@ -159,7 +159,7 @@ def _dim(dim: int, rank: int) -> int:
 def _without(spec: Spec, names: Collection[str]) -> Spec:
     """The rest of a spec without these axes; a packed dim stays packed while any axis cuts it."""
     if not isinstance(spec, PackedDim):
-        return tuple(name for name in _spec_names(spec) if name not in names)
+        return tuple(name for name in axes_of_spec(spec) if name not in names)
     rest = spec.mapped({name: () if name in names else (name,) for name in spec.axis_names})
     return rest if rest.axis_names else None
 
@@ -168,7 +168,7 @@ def _cut_by(spec: Spec, names: Sequence[str], dim: int) -> Spec:
     """The spec of a dim with these axes as its minor ones."""
     if isinstance(spec, PackedDim):
         raise LayoutError(f"dim {dim} is packed; reshard cuts its parts")
-    return (*_spec_names(spec), *names)
+    return (*axes_of_spec(spec), *names)
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

@@ -14,7 +14,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..placing import NOT_PLACED, Placed
-from ..rules.book import RuleBook, warned_of_models
+from ..rules.book import RuleBook, note_origin, warned_of_models
 from ..rules.layout_rule import LayoutRule, checked_uneven
 from ..rules.search import MatchMode, checked_match
 from .lookup import RuleLookup
@@ -308,8 +308,8 @@ class Deployment(RuleBook, Drawn):
         arguments, keywords = read_deployment(document, config, world)
         with errors_at(document.source):
             made = cls(*arguments, **keywords)
-        made._models = read_models(document)
-        made._notes = warned_of_models(made._models, config, document.source)
+        models = read_models(document)
+        note_origin(made, models, notes=warned_of_models(models, config, document.source))
         return made
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:

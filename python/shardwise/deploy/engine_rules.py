@@ -11,6 +11,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..packed import concat, part
+from ..rules.book import note_origin
 from ..rules.names import architecture_of, expert_names, keys_of, merged_names, module_words, shipped_table, stated
 from ..rules.wrapped import language_config
 from .deployment import Deployment
@@ -243,7 +244,7 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
         parameters=fused,
         replicated=["dp"],
     )
-    made._models = (model.kind,) if model.kind else ()
+    note_origin(made, (model.kind,) if model.kind else ())
     return made
 
 

@@ -268,7 +268,7 @@ class Manifest(Mapping[str, Tiling]):
                 if key not in made:
                     made[key] = tiling_of(shape, held)
                 if tensor_id in tensors:
-                    raise LayoutError("it is list_in twice")
+                    raise LayoutError("it is listed twice")
                 tensors[tensor_id] = ManifestTensor(shape, dtype, made[key])
         except ShardwiseError as error:
             raise ParseError(f"{name}: {place}: {error}") from None

@@ -48,7 +48,7 @@ def boxes_in(entry: Any) -> dict[Any, Any]:
     if len(holders) != len(boxes) or not all(type(label) in (str, int) for label in holders):
         raise LayoutError(f"there are {len(holders)} holders, by labels that are str or int, and boxes of {len(boxes)}")
     if len(set(holders)) != len(holders):
-        raise LayoutError("a holder is list_in twice")
+        raise LayoutError("a holder is listed twice")
     return {
         label: [[_side_of(side) for side in list_in("a box", box)] for box in list_in("the boxes", held)]
         for label, held in zip(holders, boxes, strict=True)

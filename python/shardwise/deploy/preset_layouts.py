@@ -11,6 +11,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from ..rules.book import take_origin
 from ..rules.layout_map import LayoutMap
 from ..rules.names import shipped_table
 from ..rules.wrapped import model_types
@@ -94,7 +95,7 @@ def layouts_of_file(
         replicated=[*found.replicated, "dp", "edp", "cp"],
         at=at,
     )
-    made._models, made._notes, made._prefix = found.models, found._notes, found.prefix
+    take_origin(made, found)
     return made
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,9 +19,16 @@ from .._dtypes import dtype_of, find_dtype
 from .._text import shown
 from .._types import Numbers
 from ..errors import LayoutError
-from ..reshard.model.sides import shape_and_dtype
 from .carried import rows_of
 from .joined import manifest_of_held
+from .numbered_tensors import (
+    NumberedTensor,
+    NumberedTensors,
+    base_of,
+    element_total,
+    hashed_digits,
+    with_first_elements,
+)
 from .recording import RecordedParameter, RecordedPiece, Recording
 
 if TYPE_CHECKING:
@@ -29,66 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["record"]
 
-#: Whole numbers from 0 that a dtype holds, by its kind: all below these; each is even. Others hold those of their bits.
-_DIGITS = {
-    "bool": 2,
-    "float64": 2**52,
-    "complex128": 2**52,
-    "float32": 2**24,
-    "complex64": 2**24,
-    "float16": 2**11,
-    "bfloat16": 2**8,
-    "float8_e3m4": 2**4,
-    "float8_e4m3": 2**4,
-    "float8_e4m3fn": 2**4,
-    "float8_e4m3fnuz": 2**4,
-    "float8_e4m3b11fnuz": 2**4,
-    "float8_e5m2": 2**3,
-    "float8_e5m2fnuz": 2**3,
-    "float4_e2m1fn": 2**2,
-    "float6_e2m3fn": 2**3,
-    "float6_e3m2fn": 2**3,
-}
 #: The most values of padding that a message names.
 _MOST_VALUES = 8
 #: The most parameters that a message names.
 _MOST_NAMED = 3
-
-
-class NumberedTensors(Mapping[str, Any]):
-    """The tensors that a loader gets: each is made when it is taken, and the requests are noted."""
-
-    def __init__(self, tensors: Mapping[str, _NumberedTensor], made: Callable[[_NumberedTensor], Any]) -> None:
-        self._tensors, self._made = tensors, made
-        self.taken: set[str] = set()
-        self.missing: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        self.taken.add(name)
-        return self._made(self._tensors[name])
-
-    def __contains__(self, name: object) -> bool:
-        if name in self._tensors:
-            return True
-        if isinstance(name, str):
-            self.missing[name] = None
-        return False
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-class _NumberedTensor(NamedTuple):
-    """A tensor that is given to a loader; its elements are numbered from `first` on."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    first: int
 
 
 class _Seen:
@@ -171,13 +122,13 @@ def record(
         raise LayoutError(f'computed is {shown(computed)}; it must be "refuse" or "leave"')
     if not callable(load):
         raise TypeError(f"load must be a function that takes tensors and gives parameters, got {shown(load)}")
-    given = _numbered(tensors)
-    base = min((_base(one.dtype, name) for name, one in given.items()), default=2)
+    given = with_first_elements(tensors)
+    base = min((base_of(one.dtype, name) for name, one in given.items()), default=2)
     while True:
         seen, last = _run(given, load, make, base)
         wrong = {name: one for name, one in seen.items() if not (one.is_number | one.is_constant).all()}
         # A parameter of fewer bits than the tensors cannot hold their digits.
-        narrower = min((_base(one.dtype, None) for one in wrong.values()), default=base)
+        narrower = min((base_of(one.dtype, None) for one in wrong.values()), default=base)
         if narrower >= base:
             break
         base = narrower
@@ -193,49 +144,11 @@ def record(
     return _recording(given, seen, set(wrong), holder, last)
 
 
-def _numbered(tensors: Mapping[str, Any]) -> dict[str, _NumberedTensor]:
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
-    found, first = {}, 0
-    for name, tensor in tensors.items():
-        shape, dtype = shape_and_dtype(name, tensor)
-        known = find_dtype(dtype)
-        if known is None:
-            raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
-        found[name] = _NumberedTensor(shape, known.name, first)
-        first += math.prod(shape)
-    return found
-
-
-def _base(dtype: str, name: str | None) -> int:
-    """Return the number of whole numbers, from 0, that a dtype holds exactly."""
-    if dtype in _DIGITS:
-        return _DIGITS[dtype]
-    if dtype.startswith(("int", "uint")) and dtype.lstrip("uint").isdecimal():
-        return 1 << min(int(dtype.lstrip("uint")) - (not dtype.startswith("u")), 52)
-    if name is None:
-        return 1 << 52  # It holds what the loader says; nothing is refused for it.
-    raise TypeError(f"tensor {shown(name)} is {dtype}, which does not hold whole numbers; record it as uint8")
-
-
-def _total(given: Mapping[str, _NumberedTensor]) -> int:
-    return sum(math.prod(one.shape) for one in given.values())
-
-
-def _hashed(numbers: Numbers, base: int) -> Numbers:
-    """Return a digit that depends on all digits of a number."""
-    with np.errstate(over="ignore"):
-        mixed = (numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
-    found: Numbers = ((mixed >> np.uint64(11)) % np.uint64(base)).astype(np.int64)
-    return found
-
-
 def _run(
-    given: Mapping[str, _NumberedTensor], load: Callable[..., Any], make: Callable[..., Any] | None, base: int
+    given: Mapping[str, NumberedTensor], load: Callable[..., Any], make: Callable[..., Any] | None, base: int
 ) -> tuple[dict[str, _Seen], NumberedTensors]:
     """Return the values of each parameter seen in all runs; and the loader's requests in the last one."""
-    total, seen, place = max(_total(given), 1), {}, 1
+    total, seen, place = max(element_total(given), 1), {}, 1
     while True:
         values, asked = _loaded(given, load, make, lambda n, place=place: n // place % base)  # type: ignore[misc]
         for name, (shape, dtype, value) in values.items():
@@ -248,7 +161,7 @@ def _run(
         place *= base
         if place >= total:
             break
-    for check in (lambda n: base - 1 - n % base, lambda n: _hashed(n, base), np.zeros_like):
+    for check in (lambda n: base - 1 - n % base, lambda n: hashed_digits(n, base), np.zeros_like):
         values, asked = _loaded(given, load, make, check)
         for name, (shape, _, value) in values.items():
             _same(seen, name, shape)
@@ -273,14 +186,14 @@ def _complete(seen: Mapping[str, _Seen], values: Mapping[str, Any]) -> None:
 
 
 def _loaded(
-    given: Mapping[str, _NumberedTensor],
+    given: Mapping[str, NumberedTensor],
     load: Callable[..., Any],
     make: Callable[..., Any] | None,
     digits: Callable[[Numbers], Numbers],
 ) -> tuple[dict[str, tuple[tuple[int, ...], str, npt.NDArray[np.float64]]], NumberedTensors]:
     """Return shape, dtype and flat values of each parameter after a run with these digits of the numbers."""
 
-    def made(one: _NumberedTensor) -> Any:
+    def made(one: NumberedTensor) -> Any:
         numbers = digits(np.arange(one.first, one.first + math.prod(one.shape))).reshape(one.shape)
         return numbers.astype(dtype_of(one.dtype)) if make is None else make(numbers, one.dtype)
 
@@ -318,7 +231,7 @@ def _values(name: str, array: Any) -> tuple[tuple[int, ...], str, npt.NDArray[np
 
 
 def _differing(
-    given: Mapping[str, _NumberedTensor], load: Any, make: Any, base: int, seen: Mapping[str, _Seen]
+    given: Mapping[str, NumberedTensor], load: Any, make: Any, base: int, seen: Mapping[str, _Seen]
 ) -> dict[str, _Seen]:
     """Return the parameters that get other values when the first run is repeated."""
     values, _ = _loaded(given, load, make, lambda n: n % base)
@@ -349,7 +262,7 @@ def _refusal(wrong: Mapping[str, _Seen]) -> str:
 
 
 def _recording(
-    given: Mapping[str, _NumberedTensor], seen: Mapping[str, _Seen], left: set[str], holder: Any, asked: NumberedTensors
+    given: Mapping[str, NumberedTensor], seen: Mapping[str, _Seen], left: set[str], holder: Any, asked: NumberedTensors
 ) -> Recording:
     names, tensors = list(given), {name: (one.shape, one.dtype) for name, one in given.items()}
     firsts = np.array([one.first for one in given.values()], np.int64)
@@ -388,7 +301,7 @@ def _recording(
     return Recording(holder, tensors, parameters, manifest, computed, tuple(asked.missing), unread, unused)
 
 
-def _pieces(name: str, rows: Numbers, given: Mapping[str, _NumberedTensor]) -> Iterator[RecordedPiece]:
+def _pieces(name: str, rows: Numbers, given: Mapping[str, NumberedTensor]) -> Iterator[RecordedPiece]:
     shape = given[name].shape
     rank = max(len(shape), 1)
     for start, *row in rows.tolist():

@@ -160,7 +160,8 @@ class PackedDim:
             unit = (n - known) // per_unit
         elif known != n:
             raise LayoutError(
-                f"the dim has {n} elements, but its parts of known size add up to {known}: {shown(self)}{self._said()}"
+                f"the dim has {n} elements, but its parts of known size add up to {known}: "
+                f"{shown(self)}{self.sizes_text()}"
             )
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
 
@@ -196,7 +197,7 @@ class PackedDim:
                     places[name] += length
                     at += length
 
-    def _said(self) -> str:
+    def sizes_text(self) -> str:
         """The numbers, for the end of a message."""
         return f", where {', '.join(f'{name} = {value}' for name, value in self.numbers)}" if self.numbers else ""
 
@@ -275,7 +276,7 @@ def part(
     packed.part((2880,), cut=0, axes=('tp',), uneven='ceil', unit=32)
     """
     sizes = tuple(factors) if isinstance(factors, Iterable) and not isinstance(factors, str) else (factors,)
-    sizes = tuple(None if size is None else _integer(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
+    sizes = tuple(None if size is None else factor_size(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
     if not 1 <= len(sizes) <= MOST_FACTORS:
         raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {MOST_FACTORS} factors")
     if sizes.count(None) > 1:
@@ -288,7 +289,7 @@ def part(
     if cut is not None:
         if isinstance(cut, (tuple, list)):
             raise LayoutError(f"cut is {shown(cut)}; at most one factor of a part is cut")
-        cut = _integer("cut", cut, 0)
+        cut = factor_size("cut", cut, 0)
         if cut >= len(sizes):
             raise LayoutError(f"cut is {cut}, but the part has the factors 0 to {len(sizes) - 1}")
     for flag, given in (("split", split), ("pad_each", pad_each)):
@@ -310,7 +311,7 @@ def part(
         raise TypeError(f"name must be a string or None, got {type(name).__name__}")
     if not all(isinstance(block, (tuple, list)) and len(block) == 2 for block in blocks):
         raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
-    inner = tuple((label, _integer(f"the size of block {shown(label)}", size, 1)) for label, size in blocks)
+    inner = tuple((label, factor_size(f"the size of block {shown(label)}", size, 1)) for label, size in blocks)
     if not all(isinstance(label, str) for label, _ in inner):
         raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
     if inner and name is not None:
@@ -325,11 +326,11 @@ def part(
         cut,
         names,
         uneven,
-        _integer("ratio", ratio, 1),
-        None if at_most is None else _integer("at_most", at_most, 1),
+        factor_size("ratio", ratio, 1),
+        None if at_most is None else factor_size("at_most", at_most, 1),
         split,
-        None if unit is None else _integer("unit", unit, 1),
-        None if pad_to is None else _integer("pad_to", pad_to, 1),
+        None if unit is None else factor_size("unit", unit, 1),
+        None if pad_to is None else factor_size("pad_to", pad_to, 1),
         pad_each,
         name,
         inner,
@@ -370,7 +371,7 @@ def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
     return {name: np.array(rows, np.int64).reshape(-1, 3) for name, rows in found.items()}
 
 
-def _integer(name: str, value: Any, least: int) -> int:
+def factor_size(name: str, value: Any, least: int) -> int:
     number = integer(name, value)
     if number < least:
         raise LayoutError(f"{name} is {shown(number)}; it must be at least {least}")

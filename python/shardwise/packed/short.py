@@ -8,7 +8,7 @@ from typing import Literal
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
-from .parts import PackedDim, _integer, concat, part
+from .parts import PackedDim, concat, factor_size, part
 
 __all__ = ["experts", "gate_up", "padded_vocab", "qkv"]
 
@@ -49,9 +49,9 @@ def qkv(
     >>> print(qkv(64, 8, 128, "tp", order="interleaved"))
     (8@tp/split [q:1024 k:128 v:128])
     """
-    heads, kv_heads = _integer("heads", heads, 1), _integer("kv_heads", kv_heads, 1)
-    head_dim = _integer("head_dim", head_dim, 1)
-    value_dim = head_dim if v_head_dim is None else _integer("v_head_dim", v_head_dim, 1)
+    heads, kv_heads = factor_size("heads", heads, 1), factor_size("kv_heads", kv_heads, 1)
+    head_dim = factor_size("head_dim", head_dim, 1)
+    value_dim = head_dim if v_head_dim is None else factor_size("v_head_dim", v_head_dim, 1)
     if heads % kv_heads:
         raise LayoutError(f"heads is {heads}, which is not a multiple of kv_heads, {kv_heads}")
     if instance("order", order, str) == "interleaved":
@@ -110,7 +110,7 @@ def experts(
     """
     if instance("cut", cut, str) not in ("experts", "features"):
         raise LayoutError(f"cut is {shown(cut)}; it must be 'experts' or 'features'")
-    sizes = (_integer("count", count, 1), _integer("fused", fused, 1), None)
+    sizes = (factor_size("count", count, 1), factor_size("fused", fused, 1), None)
     return concat(part(sizes, cut=0 if cut == "experts" else 2, axes=axes))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .._text import shown
-from ..rules.states import StateName, TrainingNames
+from ..rules.state_splits import StateName
+from ..rules.states import TrainingNames
 from .component import Along, Component, LogicalTensor
 
 __all__ = ["State", "averaged_dims", "kind_over", "states_in"]

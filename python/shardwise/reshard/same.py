@@ -22,7 +22,7 @@ __all__ = ["same_devices", "same_holders"]
 def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
     """Return for each holder of `dst` the position of its label in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
-        return same_devices(src._mesh, dst._mesh)
+        return same_devices(src.device_mesh, dst.device_mesh)
     if not (src.has_labels and dst.has_labels):
         return np.full(dst.holder_count, -1, np.int64)
     index = {label: i for i, label in enumerate(src.holders)}

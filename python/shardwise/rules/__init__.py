@@ -15,6 +15,7 @@
 | `wrapped` | models within models for text and images |
 | `tp_plan`, `ordered` | rules from plans of transformers, and from ordered lists of projects on JAX |
 | `states`, `adapters` | names of training states and of adapters, and the weights that they belong to |
+| `state_splits` | the name of a state taken apart |
 | `optax` | names of optax's states in PyTorch |
 | `within` | layouts of what rewrites take, by the rules for what they make |
 | `left_out` | tensors and axes without a rule |

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .report import LayoutReport
     from .report_maker import Followers, ReportedRules, ReportNames
 
-__all__ = ["RuleBook", "warned_of_models"]
+__all__ = ["RuleBook", "note_origin", "take_origin", "warned_of_models"]
 
 
 class RuleBook:
@@ -159,6 +159,17 @@ class RuleBook:
             from .report_maker import make_report
 
         return make_report(self._reported(), names, uneven, followers)
+
+
+def note_origin(book: RuleBook, models: tuple[str, ...], prefix: str = "", notes: tuple[str, ...] = ()) -> None:
+    """Note the origin of rules: the types of models that they are for, their prefix, and what to warn of."""
+    made: Any = book  # Both kinds of books have these.
+    made._models, made._prefix, made._notes = models, prefix, notes
+
+
+def take_origin(book: RuleBook, origin: RuleBook) -> None:
+    """Note the origin of rules that were made of others."""
+    note_origin(book, origin._models, origin._prefix, origin._notes)
 
 
 def warned_of_models(models: Sequence[str], config: Config | None, source: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .book import RuleBook, warned_of_models
+from .book import RuleBook, note_origin, warned_of_models
 from .keyed import KeyedRules, naming_subject
 from .layout_rule import LayoutRule, checked_uneven, is_replicated, of_leading_dims, rule_of, sizes_said
 from .search import MatchMode, checked_path
@@ -429,8 +429,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
                 if mesh is not None:
                     said = said or sizes_said(rules.layouts.values(), mesh)
                 raise type(error)(f"{error}{said}") from None
-        layout_map._prefix, layout_map._models = rules.prefix, rules.models
-        layout_map._notes = warned_of_models(rules.models, config, rules.source)
+        notes = warned_of_models(rules.models, config, rules.source)
+        note_origin(layout_map, rules.models, rules.prefix, notes)
         return layout_map
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:

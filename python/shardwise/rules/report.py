@@ -247,7 +247,7 @@ class LayoutReport(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """The report, ready for JSON; without the bytes of each device for meshes of more than 2**20 devices."""
-        mesh, device_bytes = self.device_mesh, self._listed_device_bytes()
+        mesh, device_bytes = self.device_mesh, self.listed_device_bytes()
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
@@ -278,7 +278,8 @@ class LayoutReport(Drawn):
         """The totals of the devices, in lines; without bytes if a dtype is not known, or a tensor cannot be placed."""
         return tuple(totals_lines(self))
 
-    def _listed_device_bytes(self) -> list[int] | None:
+    def listed_device_bytes(self) -> list[int] | None:
+        """Return the bytes of each device as a list; `None` without a mesh, or if devices are too many to list."""
         mesh = self.device_mesh
         each = None if mesh is None or mesh.size > MAX_DEVICES else self.device_bytes
         return None if each is None else each.tolist()

@@ -53,7 +53,7 @@ def _reasons(report: Any) -> str:
 
 
 def _held(report: Any, whole: int) -> Iterator[str]:
-    each = report._listed_device_bytes()
+    each = report.listed_device_bytes()
     if each is not None:
         least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
         share = f", {100 * max(each) / whole:.3g}%" if whole else ""

@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
 
 from .._garbage import uncollected
+from .state_splits import (
+    FIRST,
+    KINDS,
+    MASTER,
+    MASTERS,
+    StateName,
+    StateRoot,
+    by_kind,
+    by_parameter,
+    by_weight,
+    is_next_to,
+)
 
-__all__ = ["MASTER", "StateName", "TrainingNames", "training_names"]
+__all__ = ["TrainingNames", "training_names"]
 
-#: Our name for the kind of a master copy.
-MASTER = "master"
-#: The other names of a master copy.
-_MASTERS = frozenset({"fp32", "fp32_param", "master_param", "fp32_from_fp16_params", "fp32_master", "main_param"})
-#: States that PyTorch's optimizers, bitsandbytes, Megatron and transformers keep of each parameter.
-_KINDS = _MASTERS | {
-    *(MASTER, "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "row_var", "col_var", "variance"),
-    *("exp_avg_sq_row", "exp_avg_sq_col", "RMS", "square_avg", "grad_avg", "acc_delta", "exp_inf", "mu_product"),
-    *("step_size", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2", "error_feedback"),
-}
-#: Megatron has the kind before the parameter, and calls the master copy `param`.
-_FIRST = _KINDS | {"param"}
-#: Fields of optax's states that have the tree of the parameters.
-_FIELDS = frozenset({
-    *("mu", "nu", "nu_max", "trace", "v_row", "v_col", "v", "m", "ema", "acc_grads", "e_g", "e_x"),
-    *("sum_of_squares", "momentum", "prev_grads", "prev_updates"),
-})  # fmt: skip
-#: Fields of optax's states that hold other states, or numbers with names of their own.
-_NO_FIELDS = frozenset({"hyperparams", "hyperparams_states", "inner_state", "inner_states", "inner_opt_state"})
 
 _WORD = r"(?:[a-z0-9]+_)*opt(?:im(?:izers?)?)?(?:_?[0-9]+|_states?)?"
 #: Part of a name that may be an optimizer: after three other parts at most, one that is called so.
@@ -46,46 +38,18 @@ _OPTIMIZER = re.compile(
 )
 #: A part that is called `state`, which may as well be a module of a model.
 _STATE = re.compile(r"((?:[^.]+\.){0,3}?)(state\.|param_groups\.)")
-#: A tree of optax.
-_OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
-#: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
-_NO_STATES = ("param_groups.", "distributed.")
-#: Other parts of a training run, next to an optimizer.
-_BESIDE = re.compile(
-    r"(?:^|\.)(?:lr_schedulers?|schedulers?|opt_param_scheduler|rng|rng_states?|train_state|dataloader|grad_scaler|loss_scaler|"
-    r"global_step|step|iteration|epoch)(?:[./]|$)"
-)
 #: The prefix of the model that is trained, of several under which weights lie.
 _MODEL = ("model", "params", "module", "target")
 #: The number of optimizers for which the prefix of the weights is searched; for others the found prefixes are tried.
 _SEARCHED = 8
 _SAMPLES = 8
 _MOST_PREFIXES = 16
-_MOST_HEADS = 8
 _TRIED = 128
 
 
 #: The name of each kind, and the end of the names of its states.
-_ENDS = {kind: (MASTER if kind in _MASTERS else kind, f".{kind}") for kind in _KINDS}
-_FIRST_CALLED = {kind: MASTER if kind in _MASTERS or kind == "param" else kind for kind in _FIRST}
-
-
-class StateName(NamedTuple):
-    """The name of a state in parts: `before + parameter + after` is the name.
-
-    Attributes:
-        parameter: The name of the parameter, as it is in the state's name.
-        kind: The state's kind: `"exp_avg"`, `"step"`, `"mu"`, …; of every master copy `"master"`.
-        before: The text before the parameter.
-        after: The text after it.
-        weight: The name of the tensor that is its weight; `None` if there is none.
-    """
-
-    parameter: str
-    kind: str
-    before: str
-    after: str
-    weight: str | None = None
+_ENDS = {kind: (MASTER if kind in MASTERS else kind, f".{kind}") for kind in KINDS}
+_FIRST_CALLED = {kind: MASTER if kind in MASTERS or kind == "param" else kind for kind in FIRST}
 
 
 class TrainingNames:
@@ -125,31 +89,7 @@ class TrainingNames:
         if name in self.states or name in self._kept:
             return name in self.states
         match = _matched(name)
-        return (match is not None and _whole(match[0]) in self._under) or _is_beside(name, self._parents)
-
-
-class _Root:
-    """The names that begin with one part that may be an optimizer."""
-
-    __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "names", "parent", "text")
-
-    def __init__(self, text: str, parent: str, end: str | None) -> None:
-        self.text = text
-        self.parent = parent
-        self.is_optax = _OPTAX.search(text) is not None
-        self.is_torch = end == "state." and text != f"{parent}state."
-        self.is_sure = self.is_optax or self.is_torch or end in _NO_STATES
-        self.has_states = end not in _NO_STATES
-        self.kinds = _KINDS if end == "state." else _KINDS | _FIELDS
-        self.heads: dict[str, tuple[str, str]] = {}
-        self.names: list[str] = []
-
-    def samples(self, count: int) -> list[str]:
-        """Return at most `count` of the names, spread over all of them, without their common beginning."""
-        names = self.names
-        if len(names) > count:
-            names = [names[number * len(names) // count] for number in range(count)]
-        return [name[len(self.text) :] for name in names]
+        return (match is not None and _whole(match[0]) in self._under) or is_next_to(name, self._parents)
 
 
 def training_names(names: Iterable[str], values: Iterable[str] = ()) -> TrainingNames:
@@ -193,19 +133,19 @@ def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingName
         if len(states) > count or root.is_sure:
             parents.add(root.parent)
     if parents:
-        others += [name for name in weights if name not in trained and name not in states and _is_beside(name, parents)]
+        others += [name for name in weights if name not in trained and name not in states and is_next_to(name, parents)]
     for name in others:
         weights.pop(name, None)
     if not all(root.is_sure for root in roots):  # The names under others are among the weights.
         for name in states:
             weights.pop(name, None)
     under = {_whole(root.text) for root in roots if root.is_sure}
-    return TrainingNames(_by_parameter(weights, used), states, others, frozenset(under), frozenset(parents))
+    return TrainingNames(by_parameter(weights, used), states, others, frozenset(under), frozenset(parents))
 
 
-def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], dict[str, None]]:
+def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[StateRoot], dict[str, None]]:
     """Sort names into those under a part that may be an optimizer, the certain ones first, and possible weights."""
-    roots: dict[str, _Root] = {}
+    roots: dict[str, StateRoot] = {}
     weights: dict[str, None] = {}
     last, under = None, list[str]()  # Most names are under the same as the one before.
     for name in names:
@@ -241,22 +181,22 @@ def _matched(name: str) -> re.Match[str] | None:
     return match
 
 
-def _root_of(name: str, roots: dict[str, _Root]) -> _Root | None:
+def _root_of(name: str, roots: dict[str, StateRoot]) -> StateRoot | None:
     """Return the root that the name of a state begins with, made if it is new."""
     match = _matched(name)
     if match is None:
         return None
     root = roots.get(match[0])
     if root is None:
-        root = roots[match[0]] = _Root(match[0], match[1], match[2])
+        root = roots[match[0]] = StateRoot(match[0], match[1], match[2])
     return root
 
 
-def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
+def _found_prefixes(root: StateRoot, weights: Mapping[str, None]) -> list[str]:
     """Return the texts before parameters in weights' names, found for a few of the states."""
     parameters: set[str] = set()
     for rest in root.samples(_SAMPLES):
-        state = _by_kind(root, rest)
+        state = by_kind(root, rest)
         parts = rest.split(".")
         if state is not None:
             parameters.add(state.parameter)
@@ -273,10 +213,10 @@ def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
     return [prefix for prefix, _ in counts.most_common(_SEARCHED)]
 
 
-def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
+def _best(root: StateRoot, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
     """Return the prefix with which most states have weights; of several the nearest; `None` if no prefix is best."""
     tried = root.samples(_TRIED)
-    counts = {prefix: sum(_by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
+    counts = {prefix: sum(by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
     most = max(counts.values())
     if not most:
         return None
@@ -290,7 +230,7 @@ def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> 
 
 
 def _add_states(
-    root: _Root,
+    root: StateRoot,
     prefix: str | None,
     weights: Mapping[str, None],
     states: dict[str, StateName],
@@ -329,12 +269,12 @@ def _add_states(
                 has_weights = True
                 continue
         rest = name[begin:]
-        state = None if prefix is None else _by_weight(root, rest, prefix, weights)
+        state = None if prefix is None else by_weight(root, rest, prefix, weights)
         if not root.is_sure:
             if state is None or state.kind not in root.kinds or name in trained:
                 continue
         else:
-            state = state or _by_kind(root, rest)
+            state = state or by_kind(root, rest)
         if state is None:
             unknown.append(name)
             continue
@@ -351,87 +291,3 @@ def _add_states(
         else:
             others.append(name)
     return has_weights
-
-
-def _by_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
-    """Return the longest weight's name of which a name under an optimizer may be a state."""
-    if not root.has_states or rest.endswith("."):
-        return None
-    if root.is_optax or (rest.partition(".")[0] in _FIRST and rest.rpartition(".")[2] not in _KINDS):
-        return _ends_in_weight(root, rest, prefix, weights) or _begins_with_weight(root, rest, prefix, weights)
-    return _begins_with_weight(root, rest, prefix, weights) or _ends_in_weight(root, rest, prefix, weights)
-
-
-def _begins_with_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
-    at = rest.rfind(".")
-    while at > 0:
-        parameter = rest[:at]
-        if prefix + parameter in weights:
-            return StateName(parameter, _called(rest[at + 1 :]), root.text, rest[at:], prefix + parameter)
-        at = rest.rfind(".", 0, at)
-    return None
-
-
-def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
-    for head, (begin, kind) in root.heads.items():  # As for names before.
-        if rest.startswith(head) and prefix + rest[len(head) :] in weights:
-            return StateName(rest[len(head) :], kind, begin, "", prefix + rest[len(head) :])
-    at = rest.find(".")
-    while at > 0:
-        parameter = rest[at + 1 :]
-        if prefix + parameter in weights:
-            before = rest[:at].split(".")
-            if (
-                not before[-1]
-                or before[-1].isdecimal()
-                or not _NO_FIELDS.isdisjoint(before[-1:])
-                or "hyperparams" in before
-            ):
-                return None
-            kind = MASTER if rest[:at] == "param" else _called(before[-1])
-            begin = root.text + rest[: at + 1]
-            if len(root.heads) < _MOST_HEADS:
-                root.heads[rest[: at + 1]] = begin, kind
-            return StateName(parameter, kind, begin, "", prefix + parameter)
-        at = rest.find(".", at + 1)
-    return None
-
-
-def _by_kind(root: _Root, rest: str) -> StateName | None:
-    """Return a name under an optimizer split by the known kinds of states, if its weight is not there."""
-    first, dot, end = rest.partition(".")
-    start, last_dot, last = rest.rpartition(".")
-    if not dot or not end or not root.has_states or rest.endswith("."):
-        return None
-    if not root.is_optax and last in _KINDS and start:
-        return StateName(start, _called(last), root.text, last_dot + last)
-    if not root.is_optax and first in _FIRST:
-        return StateName(end, MASTER if first == "param" else _called(first), f"{root.text}{first}.", "")
-    if root.text.endswith("state.") and not root.is_optax:
-        return None
-    parts = rest.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part.startswith("hyperparams"):
-            return None
-        if part in _FIELDS:
-            return StateName(
-                ".".join(parts[at + 1 :]), part, ".".join([root.text + parts[0], *parts[1 : at + 1]]) + ".", ""
-            )
-    return None
-
-
-def _called(kind: str) -> str:
-    return MASTER if kind in _MASTERS else kind
-
-
-def _by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str]:
-    """Return the weights' names by the names that states have for the parameters."""
-    if len(prefixes) != 1:
-        return {name: name for name in weights}
-    (prefix,) = prefixes
-    found = {name.removeprefix(prefix): name for name in weights}
-    return found if len(found) == len(weights) else {name: name for name in weights}
-
-
-def _is_beside(name: str, parents: Collection[str]) -> bool:
-    return any(name[: match.start() + (match[0][0] == ".")] in parents for match in _BESIDE.finditer(name))

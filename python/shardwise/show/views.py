@@ -154,9 +154,8 @@ def _cells(tiling: Tiling) -> Cells | None:
     """The tiling as a regular grid, if it is one."""
     if isinstance(tiling, Partition):
         return None if tiling.is_packed else ShardCells(tiling)
-    if tiling._key[0] == "grid":
-        return ChunkCells(tiling, tiling._key[3])
-    return None
+    chunks = tiling.grid_chunks
+    return None if chunks is None else ChunkCells(tiling, chunks)
 
 
 class _Colours:

@@ -23,7 +23,7 @@ from ...rules.left_out import LeftOut, listed
 from ...rules.optax import adam_counts, kinds_in_pytorch
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
-from ...rules.states import MASTER
+from ...rules.state_splits import MASTER
 from ..data.engine import check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
@@ -365,7 +365,7 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
             for box, values in one.decoded_piece(piece, memory // 2, filled=True):
                 yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box), memory=memory)
             continue
-        for position in other._overlapping(piece.bounds):
+        for position in other.overlapping(piece.bounds):
             there = other.pieces[position]
             common = shared_box(piece.bounds, there.bounds)
             sizes = tuple(stop - start for start, stop in common)

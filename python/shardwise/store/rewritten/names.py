@@ -21,7 +21,8 @@ from ...quantized.unstated import check_known
 from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
-from ...rules.states import StateName, training_names
+from ...rules.state_splits import StateName
+from ...rules.states import training_names
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..data.text import MAX_NAME

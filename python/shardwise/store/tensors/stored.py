@@ -153,7 +153,7 @@ class StoredTensor(Drawn, ReadsFiles):
                 out = np.empty(shape, dtype)
         target = check_out(out, shape, dtype)
         files: dict[int, Holder] = {}
-        for position in self._overlapping(bounds) if target.size else ():
+        for position in self.overlapping(bounds) if target.size else ():
             piece = self.pieces[position]
             common = shared_box(piece.bounds, bounds)
             inner = [low - start for (low, _), (start, _) in zip(common, piece.bounds, strict=True)]
@@ -169,7 +169,9 @@ class StoredTensor(Drawn, ReadsFiles):
             else:
                 if piece.fill is None:
                     self.check_decodable(decoding_memory(memory, target.nbytes))
-                part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
+                part[...] = piece.decoded_box(
+                    tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True))
+                )
         for file in files.values():
             file.check()
         return target
@@ -216,7 +218,7 @@ class StoredTensor(Drawn, ReadsFiles):
         for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
             box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.bounds, inner, strict=True))
             if not piece.is_addressable:
-                yield box, piece._decoded(inner)
+                yield box, piece.decoded_box(inner)
                 continue
             extent = piece.extent()
             values = np.empty([high - low for low, high in inner], self.numpy_dtype)
@@ -236,7 +238,8 @@ class StoredTensor(Drawn, ReadsFiles):
                 for side, step, size in zip(cell, chunk, sizes, strict=True)
             )
 
-    def _overlapping(self, bounds: Bounds) -> Sequence[int]:
+    def overlapping(self, bounds: Bounds) -> Sequence[int]:
+        """Return the positions of the pieces that share elements with a box."""
         if len(self.pieces) == 1:
             return range(1)
         table = self.pieces.table if isinstance(self.pieces, ListedPieces) else Pieces.boxed(self.boxes)

@@ -124,9 +124,10 @@ class StoredPiece(ReadsFiles):
             check_chunk(
                 f"{self.path}: the piece {box_text(self.bounds)}", count * itemsize, decoding_memory(memory, nbytes)
             )
-        return self._decoded(local)
+        return self.decoded_box(local)
 
-    def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
+    def decoded_box(self, local: Bounds) -> npt.NDArray[Any]:
+        """Return the elements of a box of the piece, decoded."""
         if self.fill is not None:
             return np.broadcast_to(self.fill, [stop - start for start, stop in local])
         if self._decode is not None:

@@ -10,7 +10,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.store.data.engine import DIGEST_MODULUS
-from shardwise.store.write.places.place import receipt_from_line, receipt_line
+from shardwise.store.write.places.receipts import receipt_from_line, receipt_line
 from shardwise.store.write.places.task import TaskReceipt
 from shardwise.store.write.run.ledger import usual_parts
 from tests.store.tasks import contents, planned, rules

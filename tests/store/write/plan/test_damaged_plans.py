@@ -20,7 +20,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.write.forms.files import NO_DIGESTS, WrittenFile
-from shardwise.store.write.places.place import receipt_line
+from shardwise.store.write.places.receipts import receipt_line
 from shardwise.store.write.plan.tables import TABLES
 from tests.store.tasks import folder_of, forge, planned, unpacked
 

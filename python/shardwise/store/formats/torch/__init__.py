@@ -13,5 +13,6 @@
 | `rank_parts`, `flat_units` | ranks' parts of tensors; flat parameters, divided into parameters |
 | `placed_states` | how tensors of ranks are cut, as their pickles state it |
 | `universal`, `deepspeed`, `deepspeed_files` | DeepSpeed's universal folders; its own folders, and their files |
+| `zero_states` | states that are whole in DeepSpeed's files |
 | `zero_partitions`, `model_parallel`, `flat_parts` | flat partitions; cuts among ranks; tensors of both |
 """

@@ -20,7 +20,7 @@ from ...data.location import Location, entries_of, opening
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
-from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored import UnsupportedError
 from .deepspeed_files import (
     RankKey,
     ReadFile,
@@ -36,10 +36,11 @@ from .deepspeed_files import (
 )
 from .flat_parts import Arrays, FlatRow, WholeRow, dtype_and_shape, filled, is_flat, made
 from .model_parallel import CutRules, RankCut, whole
-from .optimizers import NamedShape, OptimizerDict, as_optimizer, numbered_names
-from .tensors import SavedTensor, dict_of, items_within, sums_of, value_object
+from .optimizers import NamedShape, numbered_names
+from .tensors import SavedTensor, dict_of, sums_of, value_object
 from .universal import latest_in
-from .zero_partitions import RankArrays, Spans, group_shapes, parameters_of_groups, rank_arrays, step_elsewhere
+from .zero_partitions import Spans, group_shapes, parameters_of_groups, rank_arrays, step_elsewhere
+from .zero_states import number_in, state_value, whole_optimizer
 
 __all__ = ["open_form"]
 
@@ -166,7 +167,7 @@ class _StepFolder(Rows):
                             f"{number}; {first.file.path.name} has {', '.join(map(shown, kinds))}"
                         )
             for kind in kinds:
-                values = [[_state(part, number, kind) for part in row] for row in self._partitions]
+                values = [[state_value(part, number, kind) for part in row] for row in self._partitions]
                 if all(isinstance(value, SavedTensor) and value.shape for row in values for value in row):
                     self._add_flat(number, kind, values)
                 else:
@@ -179,7 +180,7 @@ class _StepFolder(Rows):
 
     def _add_whole_states(self) -> None:
         """Add the states of stage 0, which are whole in the file of the model, by numbers that count the parameters."""
-        held = [_whole_optimizer(row[0]) for row in self.models]
+        held = [whole_optimizer(row[0]) for row in self.models]
         optimizers = [optimizer for optimizer, _ in held if optimizer is not None]
         if len(optimizers) != len(self.models):
             return
@@ -275,7 +276,7 @@ class _StepFolder(Rows):
         """Add a value that all parameters of a group share, such as their step."""
         parts = [part for row in self._partitions for part in row]
         first = parts[0].file
-        read = [_number(part, value) for part, value in zip(parts, values, strict=False)]
+        read = [number_in(part, value) for part, value in zip(parts, values, strict=False)]
         for part, number in zip(parts, read, strict=False):
             if number is None or number != read[0]:
                 raise ParseError(
@@ -381,40 +382,3 @@ def _rules(file: ReadFile, info: Any) -> CutRules:
             "it once with engine.save_checkpoint(..., client_state={'universal_checkpoint_info': {...}})"
         )
     return CutRules(info, file.path)
-
-
-def _whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, Any]]:
-    """Return the optimizer of stage 0 in the file of a model, and the masters by number, if it has some."""
-    said = dict_of(file.values.get("optimizer"))
-    inner = said.get("optimizer_state_dict", file.values.get("optimizer"))
-
-    def shape_of(value: Any) -> tuple[int, ...] | None:
-        saved = file.container.tensor(value, "")
-        return None if saved is None else saved.shape
-
-    optimizer = as_optimizer("optimizer.", inner, shape_of)
-    if optimizer is None:
-        return None, {}
-    listed = [
-        master for _, group in items_within(said.get("fp32_groups")) or () for _, master in items_within(group) or ()
-    ]
-    numbers = [number for params in optimizer.params for number in params]
-    if listed and len(listed) != len(numbers):
-        raise ParseError(f"{file.path}: fp32_groups has {len(listed)} masters of {len(numbers)} parameters")
-    return optimizer, dict(zip(numbers, listed, strict=True)) if listed else {}
-
-
-def _state(part: RankArrays, number: int, kind: str) -> Any:
-    value = part.states[number][kind]
-    saved = part.file.container.tensor(value, f"{kind} of group {number}")
-    return value if saved is None else saved
-
-
-def _number(part: RankArrays, value: Any) -> float | int | None:
-    """Return the number that a value is, or that a tensor without dims holds; else `None`."""
-    if isinstance(value, SavedTensor) and not value.shape:
-        piece = part.file.container.piece(value, "", ())
-        number = StoredTensor("", value.dtype, (), (piece,)).read().item()
-    else:
-        number = value
-    return number if type(number) in (int, float) else None

@@ -15,7 +15,8 @@ from ...._core import Persistent, Record
 from ...._text import shown
 from ....conversion.assembled import Assembled
 from ....errors import LayoutError
-from ....rules.states import MASTER, training_names
+from ....rules.state_splits import MASTER
+from ....rules.states import training_names
 from .dcp import value_bytes
 from .nested import groups_by_name
 from .pickles import Call, Global, New

@@ -14,7 +14,8 @@ from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....rules.left_out import names_text
 from ....rules.optax import kinds_in_pytorch
-from ....rules.states import MASTER, TrainingNames, training_names
+from ....rules.state_splits import MASTER
+from ....rules.states import TrainingNames, training_names
 from ...tensors.checkpoint import KeyPath
 from .pickles import Call, Global
 from .plain_values import Reference

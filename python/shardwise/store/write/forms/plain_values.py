@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...._dtypes import Dtype
@@ -11,7 +11,7 @@ from ...formats.torch.tensors import items_within
 from .dcp import rebuilt
 from .pickles import Call, Global, pickled
 
-__all__ = ["Reference", "nested_pickle", "plain_value"]
+__all__ = ["Reference", "TensorNumber", "nested_pickle", "places_in", "plain_value", "with_tensors"]
 
 _MOST_DEPTH = 64
 
@@ -73,3 +73,32 @@ def nested_pickle(tree: Any, tensors: Mapping[str, tuple[Dtype, Sequence[int], s
         return [made(held) for held in value] if isinstance(value, list) else value
 
     return pickled(made(tree))
+
+
+class TensorNumber(NamedTuple):
+    """The place of a tensor in a tree, by the tensor's position, if it has no folder of its own."""
+
+    at: int
+
+
+def places_in(value: Any) -> Iterator[TensorNumber]:
+    """Yield the places of tensors in a tree."""
+    if isinstance(value, TensorNumber):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from places_in(each)
+
+
+def with_tensors(value: Any, tensors: Sequence[tuple[int, str]], made: Sequence[Call]) -> Any:
+    """Return a tree with each tensor's call in its place."""
+    calls = {at: call for (at, _), call in zip(tensors, made, strict=True)}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, TensorNumber):
+            return calls[value.at]
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        return [filled(each) for each in value] if isinstance(value, list) else value
+
+    return filled(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -24,14 +24,14 @@ from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....partition import Partition
 from ....rules.left_out import names_text
-from ....rules.states import MASTER
+from ....rules.state_splits import MASTER
 from ...rewritten.convert import is_float
 from .archives import ROOT
 from .dcp import envelope_of, rebuilt, value_bytes
 from .files import whole_slots
 from .nested import Nested
 from .pickles import Call, Global, New, pickled
-from .plain_values import Reference
+from .plain_values import Reference, TensorNumber, places_in, with_tensors
 from .torch_file import TorchPart
 
 __all__ = ["BESIDE", "FILES", "LATEST", "UniversalFile", "UniversalFiles", "universal_doubts", "universal_files"]
@@ -146,8 +146,8 @@ def universal_files(
             else:
                 add(f"zero/{name}/step.pt", [(at, full)], itemgetter(0))
     others, states = folder.others(steps)
-    add("mp_rank_00_model_states.pt", others, lambda made: _with_tensors(states, others, made))
-    alone = {key: held for key, held in states.items() if not any(_held_in(held))}
+    add("mp_rank_00_model_states.pt", others, lambda made: with_tensors(states, others, made))
+    alone = {key: held for key, held in states.items() if not any(places_in(held))}
     beside[f"{tag}/zero_pp_rank_0_mp_rank_00_model_states.pt"] = value_bytes({**alone, "module": {}})
     beside[f"{tag}/zero/optimizer_state.pt"] = folder.optimizer_state(steps)
     files = [UniversalFile(name, slots, kept) for name, slots in zip(names, whole_slots(kept, members), strict=True)]
@@ -159,12 +159,6 @@ def universal_doubts(nested: Nested, wanted: Sequence[Wanted], number: Callable[
     folder = _UniversalContents(nested, wanted, {}, number)
     folder.steps()
     return folder.doubts
-
-
-class _Held(NamedTuple):
-    """The place of a tensor in a tree, by the tensor's position, if it has no folder of its own."""
-
-    at: int
 
 
 class _UniversalContents:
@@ -289,7 +283,7 @@ class _UniversalContents:
         return said if type(said) is int and said >= 0 else int(max(steps.values(), default=0))
 
     def others(self, steps: Mapping[str, float]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-        """Return the tensors that no optimizer holds, as (position, name), and their file, with a `_Held` for each."""
+        """Return the tensors that no optimizer holds, as (position, name), and their file, with a place for each."""
         owners = {self._model[name]: name for name in self.parameters if name in self._model}
         names = {at: name for name, at in reversed(self._model.items())}
 
@@ -299,7 +293,7 @@ class _UniversalContents:
 
         def held(value: Any) -> Any:
             if isinstance(value, Reference):
-                return _Held(self._numbers[value.name])
+                return TensorNumber(self._numbers[value.name])
             if isinstance(value, dict):
                 return {key: held(each) for key, each in value.items()}
             return [held(each) for each in value] if isinstance(value, list) else value
@@ -308,14 +302,14 @@ class _UniversalContents:
             **{"lr_scheduler": None, "skipped_steps": 0, "ds_version": _VERSION},
             **{key: held(each) for key, each in self._rest.items() if not _is_common(key)},
             "global_steps": self.global_step(steps),
-            "module": {name: _Held(at) for name, at in self._model.items() if at not in owners},
+            "module": {name: TensorNumber(at) for name, at in self._model.items() if at not in owners},
             "buffer_names": [],
             "optimizer": None,
             "param_shapes": [shapes(own) for _, own in self.groups] or [shapes(self.parameters)],
             "shared_params": {name: owners[at] for name, at in self._model.items() if owners.get(at, name) != name},
             **{"dp_world_size": 1, "mp_world_size": 1},
         }
-        found = dict.fromkeys(_held_in(states))
+        found = dict.fromkeys(places_in(states))
         return [(each.at, names.get(each.at, self._wanted[each.at].name)) for each in found], states
 
     def optimizer_state(self, steps: Mapping[str, float]) -> bytes:
@@ -385,26 +379,3 @@ def _is_parameter(dtype: Dtype) -> bool:
 
 def _is_common(key: Any) -> bool:
     return isinstance(key, str) and key.startswith("optimizer.")
-
-
-def _held_in(value: Any) -> Iterator[_Held]:
-    """Yield the places of tensors in a tree."""
-    if isinstance(value, _Held):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _held_in(each)
-
-
-def _with_tensors(value: Any, tensors: Sequence[tuple[int, str]], made: Sequence[Call]) -> Any:
-    """Return a tree with each tensor's call in its place."""
-    calls = {at: call for (at, _), call in zip(tensors, made, strict=True)}
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, _Held):
-            return calls[value.at]
-        if isinstance(value, dict):
-            return {key: filled(each) for key, each in value.items()}
-        return [filled(each) for each in value] if isinstance(value, list) else value
-
-    return filled(value)

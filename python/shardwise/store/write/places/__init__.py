@@ -2,8 +2,9 @@
 
 | module | answers |
 |---|---|
-| `place` | the questions that a place answers; receipts |
+| `place` | the questions that a place answers |
 | `folder`, `regions` | a folder that gets its name at the end; its unfinished files |
+| `receipts`, `folder_recorder` | receipts as lines of JSON; a file of them |
 | `leftovers` | room on a disk; work that runs have left of a checkpoint there |
 | `store` | an object store, whose index comes last |
 | `parts`, `shared_objects` | parts of objects that several tasks put; how these objects begin and end |

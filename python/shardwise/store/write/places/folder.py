@@ -13,7 +13,6 @@ import re
 import secrets
 import socket
 import stat
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
@@ -33,8 +32,10 @@ from ...data.own_folders import (
     remove_marked,
     write_all,
 )
+from .folder_recorder import FolderRecorder
 from .leftovers import DATA, PARTS, check_room, free_bytes, marker_of, remove_plans, unfinished_name
-from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
+from .place import Completion, NewCheckpoint
+from .receipts import receipt_from_line
 from .regions import FolderSink
 from .task import TaskReceipt
 from .work import Work, Workers, workers_for
@@ -45,8 +46,6 @@ __all__ = ["FolderPlace", "claim_name", "locked", "refuse_existing"]
 _RECEIPTS = "receipts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
-#: Seconds after which receipts are written if their data is on the disk already.
-_SOON = 0.1
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
 #: The unit, in bytes, in which a file system gives room to files and folders; and the bytes of a receipt.
@@ -192,7 +191,7 @@ class FolderPlace:
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
         name = f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl"
-        return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=workers.is_here)
+        return FolderRecorder(self.sync, self.root / _RECEIPTS / name, work, part, gather=workers.is_here)
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Sync the data of the files with these numbers to the disk."""
@@ -342,52 +341,6 @@ def _strangers(folder: OpenFolder, path: str, known: Collection[str], folders: C
                 yield from _strangers(inner, f"{path}{name}/", known, folders)
         elif path + name not in known:
             yield path + name
-
-
-class FolderRecorder:
-    """A recorder that writes receipts to a file, each after its task's data is on the disk.
-
-    Args:
-        path: The file, which is made at the first receipt.
-        work: The options by which tasks are run.
-        part: The part of the plan, such as `"3/16"`, that the receipts name.
-        gather: Whether the tasks ran in this process without syncing their data, so that the recorder syncs it,
-            for many tasks at once.
-    """
-
-    def __init__(self, place: FolderPlace, path: Path, work: Work, part: str, *, gather: bool) -> None:
-        self._place, self._path, self._part = place, path, part
-        self._sync, self._gather = work.sync, work.sync and gather
-        self._most = work.record_bytes, work.record_seconds if self._gather else _SOON
-        self._receipts: list[TaskReceipt] = []
-        self._touched: set[int] = set()
-        self._bytes, self._last = 0, time.monotonic()
-
-    def add(self, receipt: TaskReceipt) -> None:
-        """Take a receipt, to be written now or a little later."""
-        self._receipts.append(receipt._replace(part=self._part))
-        self._touched.update(file for file, _, _ in receipt.ranges)
-        self._bytes += receipt.bytes_written
-        if self._bytes >= self._most[0] or time.monotonic() - self._last >= self._most[1]:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the receipts that were taken and not written yet."""
-        if not self._receipts:
-            return
-        if self._gather:
-            self._place.sync(self._touched)
-        with (
-            opened_below(self._path.parent, 3) as folder,
-            folder.file(self._path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream,
-            naming_file(self._path),
-        ):
-            write_all(stream, b"".join(map(receipt_line, self._receipts)))
-            if self._sync:
-                os.fsync(stream.fileno())
-        self._receipts.clear()
-        self._touched.clear()
-        self._bytes, self._last = 0, time.monotonic()
 
 
 def _check_parent(path: Path) -> None:

@@ -16,7 +16,7 @@ from ...data.location import taken
 from ...data.objects import ObjectPath
 from .gatherer import Gatherer, GatherOutcome
 from .part_sizes import LIMITS, WINDOW, Limits
-from .place import unsealed
+from .receipts import unsealed
 from .task import Outcome, Progress, Share, Task
 from .uploads import Multipart, put_object
 from .whole_objects import has_bytes, small_object

@@ -1,36 +1,22 @@
-"""The protocol of places: their operations, the questions that they ask about a checkpoint, and receipts.
+"""The protocol of places: their operations, and the questions that they ask about a checkpoint.
 
 A folder gets its name when everything is written; in a store each object has its name from the beginning, and the index
 that readers look for comes last (rule 2.12 h). The code that runs a plan calls its place, and never asks what kind of
-place that is (rule 2.12 e). A receipt is a line of JSON with a digest of itself (rule 2.12 d).
+place that is (rule 2.12 e).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ....errors import ParseError
-from ...data.engine import DIGEST_MODULUS
 from ..forms.files import TargetFile
 from .task import Share, Sink, TaskReceipt
 from .work import Work, Workers
 
-__all__ = [
-    "Completion",
-    "FileShare",
-    "NewCheckpoint",
-    "Place",
-    "Recorder",
-    "receipt_from_line",
-    "receipt_line",
-    "sealed_line",
-    "unsealed",
-]
+__all__ = ["Completion", "FileShare", "NewCheckpoint", "Place", "Recorder"]
 
 
 class FileShare(NamedTuple):
@@ -224,73 +210,3 @@ class Place(Protocol):
 
     def withdraw(self, uploaded: Mapping[int, tuple[int, str]]) -> None:
         """Remove unfinished files and receipts, and the objects that a failed run has uploaded."""
-
-
-def receipt_line(receipt: TaskReceipt) -> bytes:
-    """Return a receipt as a line of JSON with a digest."""
-    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
-    return sealed_line(said)
-
-
-def sealed_line(said: Any) -> bytes:
-    """Return a value as a line of JSON with a digest of the JSON."""
-    text = json.dumps(said, separators=(",", ":")).encode()
-    return b"%s %s\n" % (_digest(text), text)
-
-
-def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
-    """Return the receipt that a line holds.
-
-    Raises:
-        ParseError: if the line is not one of `receipt_line`.
-    """
-    with unsealed(line, where, "a receipt") as said:
-        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, shares, made = said
-        receipt = TaskReceipt(
-            str(plan),
-            task,
-            tuple((file, begin, end) for file, begin, end in ranges),
-            tuple(int(digest, 16) for digest in digests),
-            tuple(crcs),
-            read,
-            written,
-            float(seconds),
-            str(worker),
-            str(part),
-            tuple((file, begin, end, str(etag)) for file, begin, end, etag in shares),
-            None if made is None else _made(*made),
-        )
-        numbers = [number for row in receipt.ranges for number in row]
-        numbers += [number for row in receipt.shares for number in row[:3]]
-        sizes = [] if receipt.uploaded is None else [receipt.uploaded[0]]
-        if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
-            raise ValueError
-        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
-            raise ValueError
-        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
-            raise ValueError
-    return receipt
-
-
-def _made(size: int, etag: str) -> tuple[int, str]:
-    return size, str(etag)
-
-
-@contextmanager
-def unsealed(line: bytes, where: object, what: str) -> Iterator[Any]:
-    """Yield the value in a line of `sealed_line`.
-
-    Raises:
-        ParseError: if the line is damaged, or the value, as read by the `with` block, is not of the expected form.
-    """
-    digest, _, text = line.rstrip(b"\n").partition(b" ")
-    if _digest(text) != digest:
-        raise ParseError(f"{where}: {what} is not what was written: it was edited or is damaged")
-    try:
-        yield json.loads(text)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise ParseError(f"{where}: {what} has contents that no task writes") from None
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).hexdigest()[:32].encode()

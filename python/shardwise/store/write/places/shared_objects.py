@@ -13,7 +13,8 @@ from ...data.location import taken
 from ...data.objects import ObjectPath
 from .part_sizes import WINDOW, Limits
 from .parts import names_of_uploads, upload_tag
-from .place import Completion, NewCheckpoint, sealed_line
+from .place import Completion, NewCheckpoint
+from .receipts import sealed_line
 from .task import TaskReceipt
 from .uploads import Multipart, put_object
 from .whole_objects import ask_all, is_made, remove

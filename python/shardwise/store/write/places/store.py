@@ -19,7 +19,8 @@ from ...data.objects import ObjectPath, ObjectStatus
 from ...data.retries import ATTEMPTS
 from .part_sizes import LIMITS, Limits, parts_for, parts_of_workers
 from .parts import PartsSink, too_little
-from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
+from .place import Completion, NewCheckpoint
+from .receipts import receipt_from_line, receipt_line
 from .shared_objects import SharedObjects
 from .stream import ObjectSink
 from .task import TaskReceipt

@@ -1,0 +1,166 @@
+"""The name of a state taken apart: what is before its parameter, the parameter, what is after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+__all__ = ["KINDS", "MASTER", "MASTERS", "StateName", "StateRoot", "by_kind", "by_parameter", "by_weight", "is_next_to"]
+
+#: Our name for the kind of a master copy.
+MASTER = "master"
+#: The other names of a master copy.
+MASTERS = frozenset({"fp32", "fp32_param", "master_param", "fp32_from_fp16_params", "fp32_master", "main_param"})
+#: States that PyTorch's optimizers, bitsandbytes, Megatron and transformers keep of each parameter.
+KINDS = MASTERS | {
+    *(MASTER, "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "row_var", "col_var", "variance"),
+    *("exp_avg_sq_row", "exp_avg_sq_col", "RMS", "square_avg", "grad_avg", "acc_delta", "exp_inf", "mu_product"),
+    *("step_size", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2", "error_feedback"),
+}
+#: Megatron has the kind before the parameter, and calls the master copy `param`.
+FIRST = KINDS | {"param"}
+#: Fields of optax's states that have the tree of the parameters.
+_FIELDS = frozenset({
+    *("mu", "nu", "nu_max", "trace", "v_row", "v_col", "v", "m", "ema", "acc_grads", "e_g", "e_x"),
+    *("sum_of_squares", "momentum", "prev_grads", "prev_updates"),
+})  # fmt: skip
+#: Fields of optax's states that hold other states, or numbers with names of their own.
+_NO_FIELDS = frozenset({"hyperparams", "hyperparams_states", "inner_state", "inner_states", "inner_opt_state"})
+#: Other parts of a training run, next to an optimizer.
+BESIDE = re.compile(
+    r"(?:^|\.)(?:lr_schedulers?|schedulers?|opt_param_scheduler|rng|rng_states?|train_state|dataloader|grad_scaler|loss_scaler|"
+    r"global_step|step|iteration|epoch)(?:[./]|$)"
+)
+#: A tree of optax.
+_OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
+#: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
+_NO_STATES = ("param_groups.", "distributed.")
+_MOST_HEADS = 8
+
+
+class StateName(NamedTuple):
+    """The name of a state in parts: `before + parameter + after` is the name.
+
+    Attributes:
+        parameter: The name of the parameter, as it is in the state's name.
+        kind: The state's kind: `"exp_avg"`, `"step"`, `"mu"`, …; of every master copy `"master"`.
+        before: The text before the parameter.
+        after: The text after it.
+        weight: The name of the tensor that is its weight; `None` if there is none.
+    """
+
+    parameter: str
+    kind: str
+    before: str
+    after: str
+    weight: str | None = None
+
+
+class StateRoot:
+    """The names that begin with one part that may be an optimizer."""
+
+    __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "names", "parent", "text")
+
+    def __init__(self, text: str, parent: str, end: str | None) -> None:
+        self.text = text
+        self.parent = parent
+        self.is_optax = _OPTAX.search(text) is not None
+        self.is_torch = end == "state." and text != f"{parent}state."
+        self.is_sure = self.is_optax or self.is_torch or end in _NO_STATES
+        self.has_states = end not in _NO_STATES
+        self.kinds = KINDS if end == "state." else KINDS | _FIELDS
+        self.heads: dict[str, tuple[str, str]] = {}
+        self.names: list[str] = []
+
+    def samples(self, count: int) -> list[str]:
+        """Return at most `count` of the names, spread over all of them, without their common beginning."""
+        names = self.names
+        if len(names) > count:
+            names = [names[number * len(names) // count] for number in range(count)]
+        return [name[len(self.text) :] for name in names]
+
+
+def by_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    """Return the longest weight's name of which a name under an optimizer may be a state."""
+    if not root.has_states or rest.endswith("."):
+        return None
+    if root.is_optax or (rest.partition(".")[0] in FIRST and rest.rpartition(".")[2] not in KINDS):
+        return _ends_in_weight(root, rest, prefix, weights) or _begins_with_weight(root, rest, prefix, weights)
+    return _begins_with_weight(root, rest, prefix, weights) or _ends_in_weight(root, rest, prefix, weights)
+
+
+def _begins_with_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    at = rest.rfind(".")
+    while at > 0:
+        parameter = rest[:at]
+        if prefix + parameter in weights:
+            return StateName(parameter, kind_called(rest[at + 1 :]), root.text, rest[at:], prefix + parameter)
+        at = rest.rfind(".", 0, at)
+    return None
+
+
+def _ends_in_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    for head, (begin, kind) in root.heads.items():  # As for names before.
+        if rest.startswith(head) and prefix + rest[len(head) :] in weights:
+            return StateName(rest[len(head) :], kind, begin, "", prefix + rest[len(head) :])
+    at = rest.find(".")
+    while at > 0:
+        parameter = rest[at + 1 :]
+        if prefix + parameter in weights:
+            before = rest[:at].split(".")
+            if (
+                not before[-1]
+                or before[-1].isdecimal()
+                or not _NO_FIELDS.isdisjoint(before[-1:])
+                or "hyperparams" in before
+            ):
+                return None
+            kind = MASTER if rest[:at] == "param" else kind_called(before[-1])
+            begin = root.text + rest[: at + 1]
+            if len(root.heads) < _MOST_HEADS:
+                root.heads[rest[: at + 1]] = begin, kind
+            return StateName(parameter, kind, begin, "", prefix + parameter)
+        at = rest.find(".", at + 1)
+    return None
+
+
+def by_kind(root: StateRoot, rest: str) -> StateName | None:
+    """Return a name under an optimizer split by the known kinds of states, if its weight is not there."""
+    first, dot, end = rest.partition(".")
+    start, last_dot, last = rest.rpartition(".")
+    if not dot or not end or not root.has_states or rest.endswith("."):
+        return None
+    if not root.is_optax and last in KINDS and start:
+        return StateName(start, kind_called(last), root.text, last_dot + last)
+    if not root.is_optax and first in FIRST:
+        return StateName(end, MASTER if first == "param" else kind_called(first), f"{root.text}{first}.", "")
+    if root.text.endswith("state.") and not root.is_optax:
+        return None
+    parts = rest.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if part.startswith("hyperparams"):
+            return None
+        if part in _FIELDS:
+            return StateName(
+                ".".join(parts[at + 1 :]), part, ".".join([root.text + parts[0], *parts[1 : at + 1]]) + ".", ""
+            )
+    return None
+
+
+def kind_called(kind: str) -> str:
+    return MASTER if kind in MASTERS else kind
+
+
+def by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str]:
+    """Return the weights' names by the names that states have for the parameters."""
+    if len(prefixes) != 1:
+        return {name: name for name in weights}
+    (prefix,) = prefixes
+    found = {name.removeprefix(prefix): name for name in weights}
+    return found if len(found) == len(weights) else {name: name for name in weights}
+
+
+def is_next_to(name: str, parents: Collection[str]) -> bool:
+    """Return whether a name is that of another part of a training run, next to an optimizer."""
+    return any(name[: match.start() + (match[0][0] == ".")] in parents for match in BESIDE.finditer(name))
