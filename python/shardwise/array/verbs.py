@@ -8,7 +8,7 @@ from .._arguments import instance, integer
 from .._text import shown
 from .._types import Array
 from ..errors import LayoutError
-from ..layout import Spec, TensorLayout, names_in_spec, axes_of_spec
+from ..layout import Spec, TensorLayout, axes_of_spec, names_in_spec
 from ..packed import PackedDim
 from .sharded import ShardedArray, gathered
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from .._core import Held
 from ..piece import Piece
+from ..tiling import Tiling
 from .parameters import LocalParameter
+from .world import holds
 
 __all__ = [
     "DeviceParameters",
@@ -22,6 +24,7 @@ __all__ = [
     "Offsets",
     "boxes_held",
     "check_within",
+    "is_holder",
     "turned",
     "whole_numbers",
 ]
@@ -170,3 +173,9 @@ def _in_order(found: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
     which, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(which, kind="stable")
     return which[order], at[order]
+
+
+def is_holder(partition: Tiling, device: Any) -> bool:
+    """Return whether a device has an array of a tensor that is cut so."""
+    mesh = getattr(partition, "device_mesh", None)
+    return device in partition.holders if mesh is None else holds(mesh, device)

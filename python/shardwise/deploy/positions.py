@@ -29,12 +29,12 @@ from .offsets import (
     Offsets,
     boxes_held,
     check_within,
+    is_holder,
     turned,
     whole_numbers,
 )
 from .parameters import LocalParameter, shapes_of
 from .sparse_values import flat_memory, joined_values, pair_of, raw_memory, values_for
-from .world import holds
 
 __all__ = ["Changed", "Positions", "Updates", "positions_of"]
 
@@ -369,7 +369,7 @@ class Positions:
             raise LayoutError(f"no tensor is on {shown(device)}; the devices are {shown(list(self.devices))}")
         for name, whole in self._shapes.items():
             partition = self.partition(name)
-            if partition is None or _is_holder(partition, device):
+            if partition is None or is_holder(partition, device):
                 shape = whole if partition is None else partition.holder_shape(device)
                 yield LocalParameter(name, shape, (), ((name, None, 0, shape[0] if shape else 0),))
 
@@ -397,8 +397,3 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     [Found(parameter='kernel', which=array([1, 2]), positions=array([2, 5]))]
     """
     return Positions(placing_of(layouts), shapes_of(tensors), checked_uneven(uneven))
-
-
-def _is_holder(partition: Tiling, device: Any) -> bool:
-    mesh = getattr(partition, "device_mesh", None)
-    return device in partition.holders if mesh is None else holds(mesh, device)
