@@ -180,7 +180,12 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
 
 
 def _runs_of_boxes(extents: Numbers, src: _End, dst: _End) -> BoxRuns:
-    """Boxes as runs that are contiguous on both sides, repeated along one more dim; a row for each of what is left."""
+    """Return boxes as runs that are contiguous on both sides, repeated along one more dim; the rest as further rows.
+
+    The dims are taken from the last to the first. As long as a dim's stride is the length of the run on both sides, the
+    run grows by it. The first other dim repeats the run; one whose strides go on where its repeats end, on both sides,
+    only makes more of these. Each further dim is looped over: a row for each of its elements.
+    """
     number, rank = extents.shape
     run, count = np.ones(number, np.int64), np.ones(number, np.int64)
     steps = [np.zeros(number, np.int64), np.zeros(number, np.int64)]
@@ -212,7 +217,11 @@ def _runs_of_boxes(extents: Numbers, src: _End, dst: _End) -> BoxRuns:
 
 
 def _joined(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
-    """Return the rows of one tensor in order, with rows joined that are adjacent on both sides."""
+    """Return the rows of one tensor in order, with rows joined that are adjacent on both sides.
+
+    Rows that are adjacent at the receiver follow each other in the order of its offsets, so each row need be compared
+    with its successor only; a group of joined rows is as long as its rows together.
+    """
     if len(rows) == 1:
         return rows, leaf
     order = np.lexsort((rows["src_offset"], rows["dst_offset"], rows["peer"]))

@@ -217,7 +217,7 @@ def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
         is_zero = (flat == 0) & bool(flat.any())
         if not ((first < end) | is_zero).all() or (not flat.any() and len(flat) > _MOST_ZEROS):
             continue
-        found = _chosen(there.names[number], is_zero, first, end, known[1], here)
+        found = _chosen_by_votes(there.names[number], is_zero, first, end, known[1], here)
         if found is not None:
             chosen, index, along = found
             alone = set(known[1][first[end - first == 1], 0].tolist())
@@ -226,10 +226,14 @@ def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
     return None
 
 
-def _chosen(
+def _chosen_by_votes(
     name: str, is_zero: npt.NDArray[np.bool_], first: Any, end: Any, places: Numbers, here: Fibers
 ) -> tuple[Numbers, Numbers, dict[int, int]] | None:
-    """Choose one of the equal fibers for each fiber of a tensor; each tensor must have them along one dim."""
+    """Choose one of the equal fibers for each fiber of a tensor; `None` if a tensor has chosen ones along several dims.
+
+    Fibers with one equal only are certain, and each is a vote for its tensor and dim. Of several equal ones the next
+    one in the tensor of the fiber before is taken, else that with most votes, else that of the most alike name.
+    """
     counts = end - first
     sure = np.flatnonzero((counts == 1) & ~is_zero)
     votes: dict[tuple[int, int], int] = {}
