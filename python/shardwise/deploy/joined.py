@@ -25,6 +25,7 @@ def join_manifests(manifests: Iterable[Mapping[str, Tiling]]) -> Manifest:
     Raises:
         LayoutError: if two have the same holder, or a tensor is of several shapes or dtypes; names it.
 
+    >>> import numpy as np
     >>> import shardwise as sw
     >>> def rank(number):
     ...     return sw.record({"w": ((4, 2), "float32")}, lambda given: {"w": np.split(given["w"], 2)[number]}, number)
