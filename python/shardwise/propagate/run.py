@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._types import Array
+from .._types import Array, Shape
 from ..computation.computation import Op, branch_of, value_dtype
 from ..computation.evaluate import REDUCTIONS, DeviceTensors, compute, compute_local
 from ..errors import LayoutError
@@ -31,6 +31,7 @@ class Devices:
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._places = [_place(mesh, number) for number in range(mesh.size)]
         self._axes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        self._known: dict[tuple[Shape, Specs], list[list[tuple[int, int]]]] = {}
         #: The layout of each value that is there, and the shard of each device.
         self._held: dict[int, tuple[Specs, list[Array]]] = {}
 
@@ -99,9 +100,16 @@ class Devices:
     def _specs(self, value: int) -> Specs:
         return self._flow.value(value).specs
 
-    def _boxes(self, value: int, specs: Specs, place: dict[str, int]) -> list[tuple[int, int]]:
-        pairs = zip(self._flow.value(value).shape, specs, strict=True)
-        return [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
+    def _boxes(self, value: int, specs: Specs) -> list[list[tuple[int, int]]]:
+        """Return the box of each device."""
+        shape = self._flow.value(value).shape
+        if (shape, specs) not in self._known:
+            pairs = list(zip(shape, specs, strict=True))
+            self._known[shape, specs] = [
+                [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
+                for place in self._places
+            ]
+        return self._known[shape, specs]
 
     def _at(self, spec: Sequence[str], place: dict[str, int]) -> dict[str, int]:
         """Return the coordinates of axes and sub-axes."""
@@ -119,7 +127,7 @@ class Devices:
         return value_dtype(self._flow.value(value).origin, self._flow.value(value).dtype)
 
     def _cut(self, value: int, whole: Array, specs: Specs) -> list[Array]:
-        return [whole[_slices(self._boxes(value, specs, place))] for place in self._places]
+        return [whole[_slices(box)] for box in self._boxes(value, specs)]
 
     def _put(self, value: int, whole: Array) -> None:
         specs = self._specs(value)
@@ -139,10 +147,12 @@ class Devices:
             self._put(value, made[0].astype(self._dtype(value)))
         specs, shards = self._held[value]
         found: Array = np.zeros(self._flow.value(value).shape, shards[0].dtype)
-        for place, shard in zip(self._places, shards, strict=True):
-            found[_slices(self._boxes(value, specs, place))] = shard
-        for place, shard in zip(self._places, shards, strict=True):
-            if not np.allclose(found[_slices(self._boxes(value, specs, place))], shard, equal_nan=True):
+        boxes = [_slices(box) for box in self._boxes(value, specs)]
+        for box, shard in zip(boxes, shards, strict=True):
+            found[box] = shard
+        for box, shard in zip(boxes, shards, strict=True):
+            part = found[box]
+            if not (np.array_equal(part, shard) or np.allclose(part, shard, equal_nan=True)):
                 raise LayoutError(f"value {value}: devices that should have the same elements have others")
         return found
 
@@ -168,8 +178,8 @@ class Devices:
         moving = [shifting_dims(op, at, shapes[at]) for at in range(len(operands))]
         wholes = [self._whole(value) for value in operands] if any(moving) else []
         found: list[list[Array]] = []
-        for number, place in enumerate(self._places):
-            boxes = [self._boxes(value, specs, place) for value, specs in zip(node.values, used, strict=True)]
+        every = [self._boxes(value, specs) for value, specs in zip(node.values, used, strict=True)]
+        for number, (place, *boxes) in enumerate(zip(self._places, *every, strict=True)):
             has = [shards[number] for shards in taken]
             first = all(at == 0 for at in self._at(summed, place).values())
             if any(moving):
