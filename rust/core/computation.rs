@@ -53,13 +53,15 @@ pub enum Does {
     Rule(Arc<Ruled>),
 }
 
-/// An op with a factor rule.
-#[derive(Debug)]
+/// An op with a factor rule, one for all that are alike.
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ruled {
     /// Its name.
     pub name: String,
     /// Its rule, with sizes.
     pub rule: Rule,
+    /// The shapes of its operands and results.
+    pub shapes: Vec<Arc<[i64]>>,
     /// The dim of the features in the first operand of a convolution.
     pub feature: Option<usize>,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._dtypes import itemsize_of
@@ -130,7 +129,7 @@ class Moves:
         name, source = ("output", "") if node.op is None else (node.op.name, node.op.source)
         placed: dict[str, Any] = {"value": value.origin, "dtype": value.dtype, "op": name, "source": source}
         placed |= {"times": node.times, "when": node.when} | said
-        self._found.append(replace(move, **placed))
+        self._found.append(Move(**vars(move) | placed))
 
     def _why(self, change: _Change) -> str:
         """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
@@ -145,8 +144,8 @@ class Moves:
             return f"The {what} has another layout."
         cuts = node.how.cuts
         rule = node.op.rule
-        tensors = (*rule.operands, *rule.results)
-        names = list(rule.kinds)
+        tensors, kinds = (*rule.operands, *rule.results), rule.kinds
+        names = list(kinds)
         outer, inner = change.before, change.after
         if at >= node.operands:
             outer, inner = inner, outer
@@ -156,10 +155,10 @@ class Moves:
             name = next((name for name in factors if cuts[names.index(name)]), factors[0])
             cut = cuts[names.index(name)]
             lost = [axis for axis in outer[dim] if axis not in cut]
-            if lost and rule.kinds[name] in ("whole", "shift"):
+            if lost and kinds[name] in ("whole", "shift"):
                 return f"The op needs dim {dim} whole."
             others = [other for other in names if other != name and {*lost} & {*cuts[names.index(other)]}]
-            where = self._from(node, others[0] if others else name, at)
+            where = _holder(tensors, node.operands, others[0] if others else name, at)
             if lost and others:
                 return f"{'+'.join(lost)} cuts dim {dim}, and {where} too."
             if cut:
@@ -167,15 +166,12 @@ class Moves:
             return f"Dim {dim} is whole in {where}."
         return "Its axes are in another order."
 
-    def _from(self, node: FlowNode, name: str, at: int) -> str:
-        """Say which other tensor has a factor."""
-        assert node.op is not None
-        assert node.op.rule is not None
-        rule = node.op.rule
-        operands = len(rule.operands)
-        for other, dims in enumerate((*rule.operands, *rule.results)):
-            dim = next((dim for dim, factors in enumerate(dims) if name in factors), None)
-            if other != at and dim is not None:
-                tensor = f"operands[{other}]" if other < operands else f"results[{other - operands}]"
-                return f"dim {dim} of {tensor}"
-        return "no other tensor"
+
+def _holder(tensors: Sequence[Sequence[Sequence[str]]], operands: int, name: str, at: int) -> str:
+    """Say which other tensor has a factor."""
+    for other, dims in enumerate(tensors):
+        dim = next((dim for dim, factors in enumerate(dims) if name in factors), None)
+        if other != at and dim is not None:
+            tensor = f"operands[{other}]" if other < operands else f"results[{other - operands}]"
+            return f"dim {dim} of {tensor}"
+    return "no other tensor"

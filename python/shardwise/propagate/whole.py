@@ -253,9 +253,10 @@ def propagate(
     outputs = [computation.shapes[number] for number in computation.outputs]
     given = _named(computation, layouts) if isinstance(layouts, Mapping) else layouts
     wanted: Sequence[Any] = [None] * len(outputs) if results is None else results
-    every = {f"layouts[{at}]": start for at, start in enumerate(given)}
-    every |= {f"results[{at}]": start for at, start in enumerate(wanted)}
-    where = mesh_of(mesh, {name: start.layout if isinstance(start, Start) else start for name, start in every.items()})
+    said = [("layouts", at, start) for at, start in enumerate(given)]
+    said += [("results", at, start) for at, start in enumerate(wanted)]
+    held = [(name, at, start.layout if isinstance(start, Start) else start) for name, at, start in said]
+    where = mesh_of(mesh, {f"{name}[{at}]": own for name, at, own in held if isinstance(own, TensorLayout)})
     begun = _starts("layouts", given, inputs, where), _starts("results", wanted, outputs, where)
     free = begun[0].index(None) if None in begun[0] else None
     if policy == "explicit" and free is not None:
@@ -323,7 +324,16 @@ def _starts(
     if len(given) != len(shapes):
         what = "inputs" if argument == "layouts" else argument
         raise LayoutError(f"{argument} has {len(given)} entries for {len(shapes)} {what}")
-    return [_start(f"{argument}[{at}]", *pair, mesh) for at, pair in enumerate(zip(given, shapes, strict=True))]
+    # Of many inputs with the same axes the layout is made once.
+    known: dict[Any, BegunLayout | None] = {}
+    found = []
+    for at, (each, shape) in enumerate(zip(given, shapes, strict=True)):
+        plain = type(each) is tuple and all(axis is None or type(axis) is str for axis in each)
+        key = (each, len(shape)) if plain or each is None else at
+        if key not in known:
+            known[key] = _start(f"{argument}[{at}]", each, shape, mesh)
+        found.append(known[key])
+    return found
 
 
 def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> BegunLayout | None:

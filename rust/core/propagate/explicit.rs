@@ -1,6 +1,9 @@
 //! The layouts that JAX's explicit mode gives the results of ops, and where it gives none.
 
-use std::collections::HashSet;
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    sync::Arc,
+};
 
 use super::{
     axes,
@@ -32,13 +35,17 @@ pub struct Disagreement {
 type Conflict = (String, Vec<usize>);
 
 /// The layouts of all values, op by op.
-pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
+pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreement> {
     let mut held = Held {
         flow,
-        layouts: flow.starts.iter().map(|start| start.as_ref().map(|start| start.specs.clone())).collect(),
+        layouts: vec![None; flow.shapes.len()],
         inputs: (0..flow.shapes.len()).map(|value| (value < flow.inputs).then_some(value)).collect(),
         begins: vec![None; flow.shapes.len()],
+        shared: HashSet::new(),
     };
+    for (value, start) in flow.starts.iter().enumerate() {
+        held.layouts[value] = start.as_ref().map(|start| held.shared(start.specs.clone()));
+    }
     let inner: HashSet<usize> =
         flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
     for node in flow.nodes.iter().filter(|node| node.part == Part::Result && node.ruled.rule.operands() == 2) {
@@ -51,6 +58,8 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
         let own = place(&edges.start);
         edges.take_while(|at| own.is_some() && place(at) == own).for_each(|at| decided[at] = true);
     }
+    // By the rule and the layouts of operands.
+    let mut known: HashMap<Vec<usize>, Vec<Arc<Specs>>> = HashMap::new();
     for (node, decided) in flow.nodes.iter().chain(&flow.outputs).zip(decided) {
         let (operands, results) = node.values.split_at(node.ruled.rule.operands());
         if decided {
@@ -63,17 +72,25 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
             }
             continue;
         }
-        let (specs, inputs): (Vec<Specs>, Vec<_>) = operands.iter().map(|value| held.of(*value)).unzip();
-        let shapes = flow.shapes_of(node);
-        let op = Explicit { ruled: &node.ruled, mesh: &flow.mesh, shapes: &shapes, specs: &specs };
-        let found = op.results().map_err(|(why, mut operands)| {
-            operands.dedup();
-            let operands = operands.into_iter().map(|operand| (operand, inputs[operand])).collect();
-            Disagreement { why, operands, place: flow.path(node.place) }
-        })?;
+        let (specs, inputs): (Vec<_>, Vec<_>) = operands.iter().map(|value| held.of(*value)).unzip();
+        let mut key: Vec<usize> = specs.iter().map(|specs| Arc::as_ptr(specs).addr()).collect();
+        key.push(Arc::as_ptr(&node.ruled).addr());
+        let found = match known.entry(key) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(new) => {
+                let shapes = flow.shapes_of(node);
+                let op = Explicit { ruled: &node.ruled, mesh: &flow.mesh, shapes: &shapes, specs: &specs };
+                let found = op.results().map_err(|(why, mut operands)| {
+                    operands.dedup();
+                    let operands = operands.into_iter().map(|operand| (operand, inputs[operand])).collect();
+                    Disagreement { why, operands, place: flow.path(node.place) }
+                })?;
+                new.insert(found.into_iter().map(|specs| held.shared(specs)).collect())
+            }
+        };
         let cut = specs.iter().position(|specs| specs.iter().any(|spec| !spec.is_empty()));
         for (value, specs) in results.iter().zip(found) {
-            held.layouts[*value] = Some(specs);
+            held.layouts[*value] = Some(specs.clone());
             held.inputs[*value] = cut.and_then(|operand| inputs[operand]);
         }
     }
@@ -83,10 +100,12 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
 /// The layouts that are known so far, with the input that each is from.
 struct Held<'a> {
     flow: &'a Flow,
-    layouts: Vec<Option<Specs>>,
+    layouts: Vec<Option<Arc<Specs>>>,
     inputs: Vec<Option<usize>>,
     /// For the result of a loop the value that the loop begins with.
     begins: Vec<Option<usize>>,
+    /// All layouts, each once.
+    shared: HashSet<Arc<Specs>>,
 }
 
 impl Held<'_> {
@@ -116,7 +135,7 @@ impl Held<'_> {
         Ok(())
     }
 
-    fn of(&mut self, value: usize) -> (Specs, Option<usize>) {
+    fn of(&mut self, value: usize) -> (Arc<Specs>, Option<usize>) {
         let owner = self.flow.same[value];
         if self.layouts[owner].is_none()
             && let Some(first) = self.begins[owner]
@@ -124,8 +143,19 @@ impl Held<'_> {
             let (specs, input) = self.of(first);
             (self.layouts[owner], self.inputs[owner]) = (Some(specs), input);
         }
+        let specs = self.layouts[owner].clone();
         let whole = || vec![Vec::new(); self.flow.shapes[value].len()];
-        (self.layouts[owner].clone().unwrap_or_else(whole), self.inputs[owner])
+        (specs.unwrap_or_else(|| self.shared(whole())), self.inputs[owner])
+    }
+
+    /// The one object for a layout.
+    fn shared(&mut self, specs: Specs) -> Arc<Specs> {
+        if let Some(known) = self.shared.get(&specs) {
+            return known.clone();
+        }
+        let specs = Arc::new(specs);
+        self.shared.insert(specs.clone());
+        specs
     }
 }
 
@@ -135,7 +165,7 @@ struct Explicit<'a> {
     mesh: &'a Mesh,
     /// The shapes of operands and results.
     shapes: &'a [&'a [i64]],
-    specs: &'a [Specs],
+    specs: &'a [Arc<Specs>],
 }
 
 impl Explicit<'_> {
@@ -167,11 +197,11 @@ impl Explicit<'_> {
                 if !self.shapes[0].is_empty() {
                     self.equal(0, 1)?;
                 }
-                Ok(self.specs[1].clone())
+                Ok(Specs::clone(&self.specs[1]))
             }
-            "clamp" => Ok(self.specs[1].clone()),
+            "clamp" => Ok(Specs::clone(&self.specs[1])),
             name if is_elementwise(name) => {
-                let rank = self.specs.iter().map(Vec::len).max().unwrap_or(0);
+                let rank = self.specs.iter().map(|specs| specs.len()).max().unwrap_or(0);
                 let ranked =
                     |dim| (0..self.specs.len()).filter(|at| !self.specs[*at].is_empty()).map(move |at| (at, dim));
                 (0..rank).map(|dim| Ok(self.agreed(ranked(dim))?.to_vec())).collect()
@@ -180,12 +210,12 @@ impl Explicit<'_> {
             "reshape" => self.reshaped(),
             "concatenate" => {
                 (1..self.specs.len()).try_for_each(|other| self.equal(0, other))?;
-                Ok(self.specs[0].clone())
+                Ok(Specs::clone(&self.specs[0]))
             }
-            "reverse" => Ok(self.specs[0].clone()),
+            "reverse" => Ok(Specs::clone(&self.specs[0])),
             "dynamic_update_slice" => {
                 self.equal(0, 1)?;
-                Ok(self.specs[0].clone())
+                Ok(Specs::clone(&self.specs[0]))
             }
             "sort" => {
                 let along = (0..rule.rank(0)).find(|dim| self.kind(0, *dim) == Kind::Whole);
@@ -193,13 +223,13 @@ impl Explicit<'_> {
                     along.map_or(Ok(()), |along| self.whole(operand, along))?;
                     self.equal(0, operand)?;
                 }
-                Ok(self.specs[0].clone())
+                Ok(Specs::clone(&self.specs[0]))
             }
             "slice" | "pad" | "dynamic_slice" | "reduce_window" | "convolution" => self.windows(),
             "dot_general" => self.product(),
             "gather" => self.gathered(),
             "scatter" => self.scattered(),
-            name if self.specs.iter().flatten().any(|spec| !spec.is_empty()) => {
+            name if self.specs.iter().flat_map(|specs| specs.iter()).any(|spec| !spec.is_empty()) => {
                 Err((format!("explicit mode has no rule for {name}"), Vec::new()))
             }
             _ => Ok(Vec::new()),
@@ -287,7 +317,7 @@ impl Explicit<'_> {
                 return Err((format!("{held}, and what {name} gives of it, {after}, does not divide"), vec![0]));
             }
         }
-        Ok(self.specs[0].clone())
+        Ok(Specs::clone(&self.specs[0]))
     }
 
     fn product(&self) -> Result<Specs, Conflict> {
@@ -336,7 +366,7 @@ impl Explicit<'_> {
 
     /// Updates are cut as the operand is along all dims that both have as a whole; all else is whole.
     fn scattered(&self) -> Result<Specs, Conflict> {
-        let mut found = self.specs[0].clone();
+        let mut found = Specs::clone(&self.specs[0]);
         for (dim, spec) in found.iter_mut().enumerate() {
             let factor = self.factor(0, dim);
             match (self.dim(1, factor), self.dim(2, factor)) {
@@ -356,7 +386,7 @@ impl Explicit<'_> {
     }
 
     fn reshaped(&self) -> Result<Specs, Conflict> {
-        let (before, after, specs) = (self.shapes[0], self.shapes[1], &self.specs[0]);
+        let (before, after, specs) = (self.shapes[0], self.shapes[1], &*self.specs[0]);
         let Some(cut) = specs.iter().position(|spec| !spec.is_empty()) else {
             return Ok(vec![Vec::new(); after.len()]);
         };

@@ -232,7 +232,8 @@ impl Flow {
             known.clone()
         } else {
             let rule = rule("identity", &vec![&*key.0; key.1], &[&*key.0], &Attributes::default())?;
-            let ruled = Arc::new(Ruled { name: String::new(), rule, feature: None });
+            let shapes = vec![key.0.clone(); key.1 + 1];
+            let ruled = Arc::new(Ruled { name: String::new(), rule, shapes, feature: None });
             self.edges.entry(key).or_insert(ruled).clone()
         };
         Ok(Node { ruled, way: Way::Edge, values, part, place, times })

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::{
     axes,
     op::{Op, Settled, of_cuts},
-    project::{self, Specs},
+    project::{self, Specs, Tensor},
 };
 use crate::{
     collective::{cost::Links, search::sequence, views::Views},
     error::Result,
-    factor::rule::Kind,
+    factor::rule::{Kind, Rule},
     layout::Layout,
     mesh::Mesh,
     parallel,
@@ -25,51 +25,65 @@ const FEW: usize = 4;
 
 pub(super) fn settle(op: Op<'_>) -> Result<Option<Settled>> {
     let operands = op.rule.operands();
-    cheapest(op, None, |tensor, outer, inner, summed| {
+    let ways = ways(op.mesh, op.rule, op.layouts, op.kept, None);
+    let found = cheapest(op.rule, &ways, |tensor, outer, inner, summed| {
         let summed: Vec<SubAxis> = summed.iter().copied().filter(|axis| !op.kept.contains(axis)).collect();
         let (from, to, summed): (_, _, &[SubAxis]) =
             if tensor < operands { (outer, inner, &[]) } else { (inner, outer, &summed) };
         price(op.mesh, op.shapes[tensor], from, to, summed, op.itemsizes[tensor])
-    })
+    })?;
+    Ok(found.cloned())
 }
 
-/// The cheapest way to compute: of the orders of tensors, and `other` cuts; `price` says what it costs to have a tensor of one
-/// layout, its value's, in another, that it computes with, where results are addends over some axes.
-pub(super) fn cheapest(
-    op: Op<'_>,
+/// The ways to compute: those of the orders of tensors, and that of `other` cuts, each once, whose results are addends over the
+/// axes that are `kept`.
+pub(super) fn ways(
+    mesh: &Mesh,
+    rule: &Rule,
+    layouts: &[Option<Specs>],
+    kept: &[SubAxis],
     other: Option<Vec<Vec<SubAxis>>>,
+) -> Vec<Settled> {
+    let given: Vec<usize> = (0..rule.tensors()).filter(|tensor| layouts[*tensor].is_some()).collect();
+    let projected: Vec<Tensor> =
+        (0..rule.tensors()).map(|tensor| project::project(rule, tensor, layouts[tensor].as_ref(), true)).collect();
+    let in_order = |order: &Vec<usize>| [true, false].map(|summed| in_order(mesh, rule, &projected, order, summed));
+    let mut found: Vec<Settled> = Vec::new();
+    for mut cuts in orders(&given).iter().flat_map(in_order).chain(other) {
+        project::in_one_piece(rule, &mut cuts);
+        if found.iter().all(|way| way.cuts != cuts) {
+            let layout = |tensor: usize| layouts[tensor].clone().unwrap_or_else(|| of_cuts(rule, tensor, &cuts));
+            let layouts = (0..rule.tensors()).map(layout).collect();
+            found.push(Settled::new(rule, cuts, layouts));
+        }
+    }
+    found.retain(|way| kept.iter().all(|axis| way.summed.contains(axis)));
+    found
+}
+
+/// The cheapest of some ways to compute; `price` says what it costs to have a tensor of one layout, its value's, in another, that
+/// it computes with, where results are addends over some axes.
+pub(super) fn cheapest<'a>(
+    rule: &Rule,
+    ways: &'a [Settled],
     mut price: impl FnMut(usize, &Specs, &Specs, &[SubAxis]) -> Result<i64>,
-) -> Result<Option<Settled>> {
-    let given: Vec<usize> = (0..op.rule.tensors()).filter(|tensor| op.layouts[*tensor].is_some()).collect();
-    let mut best: Option<(i64, i64, Settled)> = None;
-    let ways = orders(&given).into_iter().flat_map(|order| [true, false].map(|summed| in_order(op, &order, summed)));
-    let mut seen: Vec<Vec<Vec<SubAxis>>> = Vec::new();
-    for mut cuts in ways.chain(other) {
-        project::in_one_piece(op.rule, &mut cuts);
-        if seen.contains(&cuts) {
-            continue;
-        }
-        seen.push(cuts.clone());
-        let layout = |tensor: usize| op.layouts[tensor].clone().unwrap_or_else(|| of_cuts(op.rule, tensor, &cuts));
-        let layouts = (0..op.rule.tensors()).map(layout).collect();
-        let settled = Settled::new(op.rule, cuts, layouts);
-        if !op.kept.iter().all(|axis| settled.summed.contains(axis)) {
-            continue;
-        }
+) -> Result<Option<&'a Settled>> {
+    let mut best: Option<((i64, i64), &Settled)> = None;
+    for settled in ways {
         let mut bytes = 0_i64;
         for (tensor, (outer, inner)) in settled.layouts.iter().zip(&settled.local).enumerate() {
-            let summed: &[SubAxis] = if tensor < op.rule.operands() { &[] } else { &settled.summed };
+            let summed: &[SubAxis] = if tensor < rule.operands() { &[] } else { &settled.summed };
             if outer != inner || !summed.is_empty() {
                 bytes = bytes.saturating_add(price(tensor, outer, inner, summed)?);
             }
         }
         // Of the same bytes, what leaves each device the least to do.
-        let shards = -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>();
-        if best.as_ref().is_none_or(|(least, most, _)| (bytes, shards) < (*least, *most)) {
-            best = Some((bytes, shards, settled));
+        let cost = (bytes, -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>());
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, settled));
         }
     }
-    Ok(best.map(|(_, _, settled)| settled))
+    Ok(best.map(|(_, settled)| settled))
 }
 
 /// The orders in which tensors are taken.
@@ -88,13 +102,12 @@ fn orders(tensors: &[usize]) -> Vec<Vec<usize>> {
 
 /// The cuts that the tensors' layouts give, of which each keeps what those before it leave; factors that are summed may be
 /// left whole.
-fn in_order(op: Op<'_>, order: &[usize], summed: bool) -> Vec<Vec<SubAxis>> {
-    let mut cuts: Vec<Vec<SubAxis>> = vec![Vec::new(); op.rule.factors().len()];
+fn in_order(mesh: &Mesh, rule: &Rule, tensors: &[Tensor], order: &[usize], summed: bool) -> Vec<Vec<SubAxis>> {
+    let mut cuts: Vec<Vec<SubAxis>> = vec![Vec::new(); rule.factors().len()];
     for &tensor in order {
-        let projected = project::project(op.rule, tensor, op.layouts[tensor].as_ref(), true);
-        for (factor, cut) in projected.iter().enumerate() {
+        for (factor, cut) in tensors[tensor].iter().enumerate() {
             let Some(cut) = cut else { continue };
-            let stays = match op.rule.factors()[factor].kind {
+            let stays = match rule.factors()[factor].kind {
                 Kind::Pass => true,
                 Kind::Sum => summed,
                 Kind::Whole | Kind::Shift => false,
@@ -102,7 +115,7 @@ fn in_order(op: Op<'_>, order: &[usize], summed: bool) -> Vec<Vec<SubAxis>> {
             if stays && axes::prefix(&cuts[factor], &cut.axes) == axes::Prefix::Strict {
                 let mut list = cut.axes.clone();
                 for (_, other) in cuts.iter().enumerate().filter(|(other, _)| *other != factor) {
-                    axes::cut_off(&mut list, other, op.mesh);
+                    axes::cut_off(&mut list, other, mesh);
                 }
                 if list.len() >= cuts[factor].len() {
                     cuts[factor] = list;

@@ -1,13 +1,16 @@
 //! A computation op by op: the layouts that each computes with, where they differ from those of its values, and its addends.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    sync::Arc,
+};
 
 use super::{
     axes,
     explicit::{self, Disagreement},
     flow::{Flow, Node, Part, Way},
     least, meet,
-    op::{Op, Policy, of_cuts},
+    op::{Policy, Settled, of_cuts},
     project::{self, Specs, Tensor},
     whole::{self, all_equal, is_whole},
 };
@@ -37,9 +40,9 @@ pub struct Propagated {
     /// The computation.
     pub flow: Flow,
     /// The layout of each value, none where nothing cuts it.
-    pub layouts: Vec<Option<Specs>>,
+    pub layouts: Vec<Option<Arc<Specs>>>,
     /// The same of each op, then of each edge to a result: none where nothing cuts any value of it.
-    pub lowered: Vec<Option<Lowered>>,
+    pub lowered: Vec<Option<Arc<Lowered>>>,
 }
 
 /// The ops whose devices may read rows that their neighbours have.
@@ -86,40 +89,65 @@ pub fn propagate(
     Ok(Ok(Propagated { flow, layouts, lowered }))
 }
 
+/// What is known of ops of one rule whose values have the same layouts.
+enum Known {
+    /// The way in which they compute.
+    As(Option<Arc<Lowered>>),
+    /// The ways in which they may, of which that is taken that moves the fewest bytes then.
+    Any(Vec<Settled>),
+}
+
 /// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
 /// edges; none where nothing cuts any value of it.
-fn lower(flow: &Flow, layouts: &[Option<Specs>], itemsizes: &[i64], policy: Policy) -> Result<Vec<Option<Lowered>>> {
+fn lower(
+    flow: &Flow,
+    layouts: &[Option<Arc<Specs>>],
+    itemsizes: &[i64],
+    policy: Policy,
+) -> Result<Vec<Option<Arc<Lowered>>>> {
     let mut moved = Moved::default();
+    let mut known: HashMap<Vec<usize>, Known> = HashMap::new();
     let of = |node: &Node| {
-        let specs = || node.values.iter().map(|value| layouts[*value].as_ref());
-        if specs().all(is_whole) {
-            return Ok(None);
+        // Equal layouts of values that agree are one object, and so are the rules of ops that are alike.
+        let address = |value: &usize| layouts[*value].as_ref().map_or(0, |specs| Arc::as_ptr(specs).addr());
+        let mut key: Vec<usize> = node.values.iter().map(address).collect();
+        key.push(Arc::as_ptr(&node.ruled).addr());
+        let found = match known.entry(key) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(new) => new.insert(settled(flow, node, layouts, policy)),
+        };
+        match found {
+            Known::As(lowered) => Ok(lowered.clone()),
+            Known::Any(ways) => moved.least(flow, node, ways, itemsizes).map(|lowered| Some(Arc::new(lowered))),
         }
-        if matches!(node.way, Way::Edge | Way::Constraint) {
-            return Ok(Some(edge(node, layouts)));
-        }
-        if node.is_even() && all_equal(specs()) {
-            let cuts = specs().flatten().find(|specs| !specs.is_empty()).cloned().unwrap_or_default();
-            return Ok(Some(lowered(node, cuts, vec![None; node.values.len()])));
-        }
-        let tensors = projected(node, layouts);
-        if let Some(cuts) = meet::agreed(&node.ruled.rule, &tensors)
-            && keeps(node, layouts, &tensors, &cuts, policy)
-        {
-            return Ok(Some(lowered(node, cuts, vec![None; node.values.len()])));
-        }
-        let cuts = meets(flow, node, &tensors);
-        Ok(Some(if policy == Policy::Shardy {
-            shardy(node, layouts, &tensors, cuts)
-        } else {
-            moved.least(flow, node, layouts, itemsizes, cuts)?
-        }))
     };
     flow.nodes.iter().chain(&flow.outputs).map(of).collect()
 }
 
+fn settled(flow: &Flow, node: &Node, layouts: &[Option<Arc<Specs>>], policy: Policy) -> Known {
+    let specs = || node.values.iter().map(|value| layouts[*value].as_deref());
+    if specs().all(is_whole) {
+        return Known::As(None);
+    }
+    let rule = &node.ruled.rule;
+    let stays = |cuts| lowered(node, cuts, vec![None; rule.tensors()]);
+    let how = if matches!(node.way, Way::Edge | Way::Constraint) {
+        edge(node, layouts)
+    } else if node.is_even() && all_equal(specs()) {
+        stays(specs().flatten().find(|specs| !specs.is_empty()).cloned().unwrap_or_default())
+    } else {
+        let tensors = projected(node, layouts);
+        match meet::agreed(rule, &tensors).filter(|cuts| keeps(node, layouts, &tensors, cuts, policy)) {
+            Some(cuts) => stays(cuts),
+            None if policy == Policy::Shardy => shardy(node, layouts, &tensors, meets(flow, node, &tensors)),
+            None => return Known::Any(any(flow, node, layouts, meets(flow, node, &tensors))),
+        }
+    };
+    Known::As(Some(Arc::new(how)))
+}
+
 /// Says whether an op computes with these cuts, on which its tensors agree, so that none of them moves.
-fn keeps(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: &meet::Cuts, policy: Policy) -> bool {
+fn keeps(node: &Node, layouts: &[Option<Arc<Specs>>], tensors: &[Tensor], cuts: &meet::Cuts, policy: Policy) -> bool {
     let rule = &node.ruled.rule;
     if tensors.iter().flatten().flatten().any(|cut| !cut.overflow.is_empty()) {
         return false;
@@ -129,7 +157,7 @@ fn keeps(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: &meet
     }
     let same = |(tensor, value): (usize, &usize)| {
         let inner = of_cuts(rule, tensor, cuts);
-        layouts[*value].as_ref().map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner)
+        layouts[*value].as_deref().map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner)
     };
     let mut pieces = cuts.clone();
     project::in_one_piece(rule, &mut pieces);
@@ -138,9 +166,9 @@ fn keeps(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: &meet
 }
 
 /// The cut of each factor in each tensor of an op.
-fn projected(node: &Node, layouts: &[Option<Specs>]) -> Vec<Tensor> {
+fn projected(node: &Node, layouts: &[Option<Arc<Specs>>]) -> Vec<Tensor> {
     let of =
-        |(tensor, value): (usize, &usize)| project::project(&node.ruled.rule, tensor, layouts[*value].as_ref(), true);
+        |(tensor, value): (usize, &usize)| project::project(&node.ruled.rule, tensor, layouts[*value].as_deref(), true);
     node.values.iter().enumerate().map(of).collect()
 }
 
@@ -155,7 +183,7 @@ fn meets(flow: &Flow, node: &Node, tensors: &[Tensor]) -> meet::Cuts {
     meet::meet(&node.ruled.rule, tensors, &sizes, &flow.mesh)
 }
 
-fn shardy(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: meet::Cuts) -> Lowered {
+fn shardy(node: &Node, layouts: &[Option<Arc<Specs>>], tensors: &[Tensor], cuts: meet::Cuts) -> Lowered {
     let over = |tensor: &Tensor| tensor.iter().flatten().any(|cut| !cut.overflow.is_empty());
     let dealt = node.way == Way::First && tensors.iter().any(over);
     let differs = |tensor: &Tensor| {
@@ -166,7 +194,7 @@ fn shardy(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: meet
     };
     let of = |(tensor, cut): (usize, &Tensor)| {
         let inner = of_cuts(&node.ruled.rule, tensor, &cuts);
-        let held = layouts[node.values[tensor]].as_ref();
+        let held = layouts[node.values[tensor]].as_deref();
         let same = held.map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner);
         let moves = if dealt { !same } else { differs(cut) };
         moves.then_some(inner)
@@ -226,34 +254,21 @@ struct Moved {
 }
 
 impl Moved {
-    /// The way to compute that moves the fewest bytes.
-    fn least(
-        &mut self,
-        flow: &Flow,
-        node: &Node,
-        layouts: &[Option<Specs>],
-        itemsizes: &[i64],
-        cuts: meet::Cuts,
-    ) -> Result<Lowered> {
-        let rule = &node.ruled.rule;
-        let shapes = flow.shapes_of(node);
-        let held = |value: &usize| {
-            Some(layouts[*value].clone().unwrap_or_else(|| vec![Vec::new(); flow.shapes[*value].len()]))
-        };
-        let (layouts, sizes): (Vec<_>, Vec<_>) =
-            node.values.iter().map(|value| (held(value), itemsizes[*value])).unzip();
-        let op = Op { mesh: &flow.mesh, rule, shapes: &shapes, layouts: &layouts, itemsizes: &sizes, kept: &[] };
-        let operands = rule.operands();
-        let found = least::cheapest(op, Some(cuts), |tensor, outer, inner, summed| {
-            if tensor < operands && self.there.contains(&(node.values[tensor], inner.clone())) {
+    /// The one of these ways to compute that moves the fewest bytes.
+    fn least(&mut self, flow: &Flow, node: &Node, ways: &[Settled], itemsizes: &[i64]) -> Result<Lowered> {
+        let (rule, operands) = (&node.ruled.rule, node.ruled.rule.operands());
+        let found = least::cheapest(rule, ways, |tensor, outer, inner, summed| {
+            let value = node.values[tensor];
+            if tensor < operands && self.there.contains(&(value, inner.clone())) {
                 return Ok(0);
             }
             let (from, to) = if tensor < operands { (outer, inner) } else { (inner, outer) };
-            let key = (shapes[tensor].to_vec(), from.clone(), to.clone(), summed.to_vec(), sizes[tensor]);
+            let (shape, size) = (&*flow.shapes[value], itemsizes[value]);
+            let key = (shape.to_vec(), from.clone(), to.clone(), summed.to_vec(), size);
             if let Some(price) = self.prices.get(&key) {
                 return Ok(*price);
             }
-            let price = least::price(&flow.mesh, shapes[tensor], from, to, summed, sizes[tensor])?;
+            let price = least::price(&flow.mesh, shape, from, to, summed, size)?;
             self.prices.insert(key, price);
             Ok(price)
         })?;
@@ -264,17 +279,26 @@ impl Moved {
         for (value, inner) in node.values[..operands].iter().zip(&found.local) {
             self.there.insert((*value, inner.clone()));
         }
-        let local = found.layouts.into_iter().zip(found.local);
-        let local = local.map(|(outer, inner)| (outer != inner).then_some(inner)).collect();
-        Ok(lowered(node, found.cuts, local))
+        let local = found.layouts.iter().zip(&found.local);
+        let local = local.map(|(outer, inner)| (outer != inner).then(|| inner.clone())).collect();
+        Ok(lowered(node, found.cuts.clone(), local))
     }
 }
 
+/// The ways in which an op may compute whose tensors disagree: of the orders of tensors, and with these cuts.
+fn any(flow: &Flow, node: &Node, layouts: &[Option<Arc<Specs>>], cuts: meet::Cuts) -> Vec<Settled> {
+    let held = |value: &usize| {
+        Some(layouts[*value].as_deref().cloned().unwrap_or_else(|| vec![Vec::new(); flow.shapes[*value].len()]))
+    };
+    let layouts: Vec<_> = node.values.iter().map(held).collect();
+    least::ways(&flow.mesh, &node.ruled.rule, &layouts, &[], Some(cuts))
+}
+
 /// An edge: its sources need the layout that its target has.
-fn edge(node: &Node, layouts: &[Option<Specs>]) -> Lowered {
+fn edge(node: &Node, layouts: &[Option<Arc<Specs>>]) -> Lowered {
     let sources = node.ruled.rule.operands();
     let whole = vec![Vec::new(); node.ruled.rule.rank(0)];
-    let layout = |value: usize| layouts[value].as_ref().unwrap_or(&whole);
+    let layout = |value: usize| layouts[value].as_deref().unwrap_or(&whole);
     let goal = layout(node.values[sources]);
     let local: Vec<_> = node.values.iter().map(|value| (layout(*value) != goal).then(|| goal.clone())).collect();
     Lowered { cuts: goal.clone(), possible: vec![None; local.len()], local, summed: Vec::new() }

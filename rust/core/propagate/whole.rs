@@ -4,19 +4,38 @@
 //! changes; and so five times, each time with more ops and directions: ops that only pass on what has one user, or many; factors
 //! that pass; all but broadcasts; all.
 
+use std::{collections::HashMap, rc::Rc, sync::Arc};
+
 use super::{
     agree::{self, Direction},
     axes,
     flow::{Flow, Node, Start, Way},
     project::{self, Specs},
 };
-use crate::{factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
+use crate::{computation::Ruled, factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
+
+/// A layout on the way, none that of a value that may have any.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Held {
+    specs: Option<Arc<Specs>>,
+    /// The dims that take no more axes.
+    closed: Vec<bool>,
+    /// True if no axis cuts a dim.
+    whole: bool,
+}
+
+/// All layouts on the way, by number.
+#[derive(Default)]
+struct Layouts {
+    all: Vec<Held>,
+    numbers: HashMap<Held, u32>,
+}
 
 /// A value on the way.
 #[derive(Default)]
 struct Value {
-    specs: Option<Specs>,
-    closed: Vec<bool>,
+    /// The number of its layout.
+    held: u32,
     /// The axes that it keeps free.
     kept: Vec<SubAxis>,
     /// The op that makes it.
@@ -33,6 +52,8 @@ struct Value {
 
 /// An op on the way.
 struct Visited {
+    /// The number of its rule.
+    rule: u32,
     /// True if one of its operands has other users.
     shared: bool,
     /// The number of the last visit, and the directions of then for factors that pass and for others, if nothing changed.
@@ -47,13 +68,16 @@ struct Passes<'a> {
     ops: Vec<Visited>,
     /// The number of visits.
     visits: usize,
+    layouts: Layouts,
+    /// The tensors of an op that take other layouts, and which: by the layouts of all, the rule and the directions.
+    agreed: HashMap<Vec<u32>, Rc<[(usize, u32)]>>,
 }
 
 /// The number of rounds.
 const ROUNDS: usize = 5;
 
 /// The layout of each value of a computation, none where nothing cuts it.
-pub(super) fn layouts(flow: &Flow) -> Vec<Option<Specs>> {
+pub(super) fn layouts(flow: &Flow) -> Vec<Option<Arc<Specs>>> {
     let mut passes = Passes::new(flow);
     let mut priorities: Vec<u32> = flow.starts.iter().flatten().flat_map(|start| start.priorities.clone()).collect();
     priorities.push(0);
@@ -63,7 +87,7 @@ pub(super) fn layouts(flow: &Flow) -> Vec<Option<Specs>> {
         passes.visits += 1;
         for (value, start) in passes.values.iter_mut().zip(&flow.starts) {
             if let Some(start) = start {
-                value.give(start, priority);
+                value.give(start, priority, &mut passes.layouts);
                 value.changed = passes.visits;
             }
         }
@@ -73,55 +97,58 @@ pub(super) fn layouts(flow: &Flow) -> Vec<Option<Specs>> {
             passes.meet_results();
         }
     }
-    let values = passes.values;
+    let Passes { values, layouts, .. } = passes;
     let mut at_border: Vec<bool> = (0..values.len()).map(|number| number < flow.inputs).collect();
     for output in &flow.outputs {
         at_border[output.values[1]] = true;
     }
     let found = |number: usize| {
-        let value = &values[flow.same[number]];
-        let specs = value.specs.clone()?;
-        let even = || whole_axes(divided(specs.clone(), &flow.shapes[number]), &value.closed, &flow.mesh);
-        Some(if at_border[number] { even() } else { specs })
+        let Held { specs, closed, .. } = &layouts.all[values[flow.same[number]].held as usize];
+        let specs = specs.clone()?;
+        let even = |shape| whole_axes(divided((*specs).clone(), shape), closed, &flow.mesh);
+        let changed = at_border[number].then(|| even(&flow.shapes[number])).filter(|even| *even != *specs);
+        Some(changed.map_or(specs, Arc::new))
     };
     (0..values.len()).map(found).collect()
 }
 
+impl Layouts {
+    fn number(&mut self, specs: Option<Specs>, closed: Vec<bool>) -> u32 {
+        let whole = is_whole(specs.as_ref());
+        let held = Held { specs: specs.map(Arc::new), closed, whole };
+        *self.numbers.entry(held).or_insert_with_key(|held| {
+            self.all.push(held.clone());
+            self.all.len() as u32 - 1
+        })
+    }
+}
+
 impl Value {
     /// One whose dims of priority 0 have their axes; those of the others are kept free.
-    fn new(rank: usize, start: Option<&Start>) -> Self {
-        let Some(start) = start else { return Self { closed: vec![false; rank], ..Self::default() } };
-        let later = |dim: &usize| start.priorities[*dim] > 0;
-        let kept = (0..rank).filter(later).flat_map(|dim| start.specs[dim].clone()).collect();
-        let specs = Some(vec![Vec::new(); rank]);
-        Self { specs, closed: vec![true; rank], kept, ..Self::default() }
+    fn new(rank: usize, start: Option<&Start>, layouts: &mut Layouts) -> Self {
+        let later = |start: &Start, dim: &usize| start.priorities[*dim] > 0;
+        let kept =
+            start.map(|start| (0..rank).filter(|dim| later(start, dim)).flat_map(|dim| start.specs[dim].clone()));
+        let held = layouts.number(start.map(|_| vec![Vec::new(); rank]), vec![start.is_some(); rank]);
+        Self { held, kept: kept.into_iter().flatten().collect(), ..Self::default() }
     }
 
     /// Gives the dims of this priority their axes.
-    fn give(&mut self, start: &Start, priority: u32) {
-        let Some(specs) = &mut self.specs else { return };
+    fn give(&mut self, start: &Start, priority: u32, layouts: &mut Layouts) {
+        let Held { specs, mut closed, .. } = layouts.all[self.held as usize].clone();
+        let Some(mut specs) = specs.map(Arc::unwrap_or_clone) else { return };
         for dim in (0..specs.len()).filter(|dim| start.priorities[*dim] == priority) {
             self.kept.retain(|axis| !start.specs[dim].contains(axis));
-            (specs[dim], self.closed[dim]) = (start.specs[dim].clone(), !start.open[dim]);
+            (specs[dim], closed[dim]) = (start.specs[dim].clone(), !start.open[dim]);
         }
-    }
-
-    /// Takes another layout; whether it is another.
-    fn take(&mut self, specs: Specs, closed: Vec<bool>) -> bool {
-        let same = match &self.specs {
-            Some(before) => *before == specs && self.closed == closed,
-            None => specs.iter().all(Vec::is_empty),
-        };
-        if !same {
-            (self.specs, self.closed) = (Some(specs), closed);
-        }
-        !same
+        self.held = layouts.number(Some(specs), closed);
     }
 }
 
 impl<'a> Passes<'a> {
     fn new(flow: &'a Flow) -> Self {
-        let of = |(shape, start): (&std::sync::Arc<[i64]>, &Option<Start>)| Value::new(shape.len(), start.as_ref());
+        let mut layouts = Layouts::default();
+        let of = |(shape, start): (&Arc<[i64]>, &Option<Start>)| Value::new(shape.len(), start.as_ref(), &mut layouts);
         let mut values: Vec<Value> = flow.shapes.iter().zip(&flow.starts).map(of).collect();
         for (number, node) in flow.nodes.iter().enumerate() {
             let (operands, results) = node.values.split_at(node.ruled.rule.operands());
@@ -144,9 +171,14 @@ impl<'a> Passes<'a> {
         }
         let many = |value: &usize| values[*value].uses != 1 && !flow.shapes[*value].is_empty();
         let shared = |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
-        let of = |node| Visited { shared: shared(node), settled: None };
+        let mut rules: HashMap<*const Ruled, u32> = HashMap::new();
+        let of = |node: &Node| {
+            let next = rules.len() as u32;
+            let rule = *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next);
+            Visited { rule, shared: shared(node), settled: None }
+        };
         let ops = flow.nodes.iter().chain(&flow.outputs).map(of).collect();
-        Self { flow, values, ops, visits: 0 }
+        Self { flow, values, ops, visits: 0, layouts, agreed: HashMap::new() }
     }
 
     /// Lets values and the results that they are agree.
@@ -177,11 +209,11 @@ impl<'a> Passes<'a> {
 
     /// Lets the values of an op agree; which of them have changed.
     fn visit(&mut self, number: usize, node: &Node, round: usize) -> Vec<usize> {
-        let Self { flow, values, ops, visits } = self;
-        let (rule, op) = (&node.ruled.rule, &mut ops[number]);
+        let Self { flow, values, ops, visits, layouts, agreed } = self;
+        let op = &mut ops[number];
         let of = |value: &usize| &values[flow.same[*value]];
-        let specs = || node.values.iter().map(|value| of(value).specs.as_ref());
-        if specs().all(is_whole) || node.is_even() && all_equal(specs()) {
+        let held = || node.values.iter().map(|value| &layouts.all[of(value).held as usize]);
+        if held().all(|held| held.whole) || node.is_even() && all_equal(held().map(|held| held.specs.as_deref())) {
             return Vec::new();
         }
         let ways = [Kind::Pass, Kind::Whole].map(|kind| direction(node.way, kind, op.shared, round));
@@ -190,21 +222,38 @@ impl<'a> Passes<'a> {
             return Vec::new();
         }
         *visits += 1;
-        let projected = |(tensor, value): (usize, &usize)| {
-            let value = of(value);
-            project::project_closed(rule, tensor, value.specs.as_ref(), &value.closed)
-        };
-        let mut tensors: Vec<project::Tensor> = node.values.iter().enumerate().map(projected).collect();
-        let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
         let alike = matches!(node.way, Way::Alike | Way::Constraint);
-        let way = |factor: usize| ways[usize::from(rule.factors()[factor].kind != Kind::Pass)];
-        let changed = agree::agree(rule, &mut tensors, alike, &flow.mesh, &kept, way);
+        let mut key: Vec<u32> = node.values.iter().map(|value| of(value).held).collect();
+        key.extend([op.rule, ways[0] as u32, ways[1] as u32, u32::from(alike)]);
+        let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
+        let free = kept.iter().all(|kept| kept.is_empty());
+        let taken = if let Some(known) = agreed.get(&key).filter(|_| free) {
+            known.clone()
+        } else {
+            let rule = &node.ruled.rule;
+            let projected = |(tensor, held): (usize, &Held)| {
+                project::project_closed(rule, tensor, held.specs.as_deref(), &held.closed)
+            };
+            let mut tensors: Vec<project::Tensor> = held().enumerate().map(projected).collect();
+            let way = |factor: usize| ways[usize::from(rule.factors()[factor].kind != Kind::Pass)];
+            let changed = agree::agree(rule, &mut tensors, alike, &flow.mesh, &kept, way);
+            let number = |tensor: usize| {
+                let (specs, closed) = project::layout_and_closed(rule, tensor, &tensors[tensor]);
+                (tensor, layouts.number(Some(specs), closed))
+            };
+            let taken: Rc<[_]> = (0..changed.len()).filter(|tensor| changed[*tensor]).map(number).collect();
+            if free {
+                agreed.insert(key, taken.clone());
+            }
+            taken
+        };
         let mut found = Vec::new();
-        for (tensor, value) in node.values.iter().enumerate().filter(|(tensor, _)| changed[*tensor]) {
-            let (specs, closed) = project::layout_and_closed(rule, tensor, &tensors[tensor]);
-            let value = flow.same[*value];
-            if values[value].take(specs, closed) {
-                values[value].changed = *visits;
+        for (tensor, held) in taken.iter() {
+            let value = flow.same[node.values[*tensor]];
+            let [before, after] = [values[value].held, *held].map(|held| &layouts.all[held as usize]);
+            // A value without a layout does not become one that nothing cuts.
+            if values[value].held != *held && (before.specs.is_some() || !after.whole) {
+                (values[value].held, values[value].changed) = (*held, *visits);
                 found.push(value);
             }
         }

@@ -1,6 +1,9 @@
 //! `_core.Computation`, `_core.Propagated`, `_core.propagated` and `_core.settle`.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    sync::Arc,
+};
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use shardwise_core::{
@@ -99,21 +102,36 @@ impl Computation {
         guard(|| {
             let shapes: Vec<Arc<[i64]>> = listed("shapes", shapes)?.into_iter().map(Arc::from).collect();
             let dtypes: Vec<Arc<str>> = dtypes.into_iter().map(Arc::from).collect();
-            let ops = ops.try_iter()?.map(|op| said(op?.extract()?)).collect::<PyResult<Vec<_>>>()?;
+            let mut rules = HashSet::new();
+            let ops = ops.try_iter()?.map(|op| said(op?.extract()?, &shapes, &mut rules));
+            let ops = ops.collect::<PyResult<Vec<_>>>()?;
             let core = CoreComputation { shapes, dtypes, inputs, ops, outputs };
             if !core.is_sound() {
-                return Err(PyValueError::new_err("shapes, dtypes, ops and outputs must be of the same values"));
+                return Err(unsound());
             }
             Ok(Self { core: Arc::new(core) })
         })
     }
 }
 
-fn said(said: SaidOp<'_>) -> PyResult<CoreOp> {
+fn unsound() -> PyErr {
+    PyValueError::new_err("shapes, dtypes, ops and outputs must be of the same values")
+}
+
+/// Ops that are alike have one of the `rules`.
+fn said(said: SaidOp<'_>, shapes: &[Arc<[i64]>], rules: &mut HashSet<Arc<Ruled>>) -> PyResult<CoreOp> {
     let (name, operands, results, rule, bodies, trips, constraint, feature) = said;
     let bodies: Vec<Arc<CoreComputation>> = bodies.iter().map(|body| body.core.clone()).collect();
     let does = match (rule, &bodies[..], constraint) {
-        (Some(rule), ..) => Does::Rule(Arc::new(Ruled { name, rule: rule.core.clone(), feature })),
+        (Some(rule), ..) => {
+            let shapes = operands.iter().chain(&results).map(|value| shapes.get(*value).cloned());
+            let shapes = shapes.collect::<Option<_>>().ok_or_else(unsound)?;
+            let ruled = Arc::new(Ruled { name, rule: rule.core.clone(), shapes, feature });
+            Does::Rule(rules.get(&ruled).cloned().unwrap_or_else(|| {
+                rules.insert(ruled.clone());
+                ruled
+            }))
+        }
         (_, [test, body], _) if name == "while" => Does::While([test.clone(), body.clone()]),
         (_, [_, ..], _) if name == "case" => Does::Case(bodies),
         (_, [body], _) if name == "loop" => Does::Loop(body.clone(), trips),
@@ -193,7 +211,7 @@ impl Propagated {
     fn value<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
             let flow = &self.core.flow;
-            let specs = self.core.layouts[number].as_ref().map(|specs| named(py, &flow.mesh, specs)).transpose()?;
+            let specs = self.core.layouts[number].as_deref().map(|specs| named(py, &flow.mesh, specs)).transpose()?;
             let shape = PyTuple::new(py, &*flow.shapes[number])?;
             (shape, &*flow.dtypes[number], flow.origins[number], specs).into_pyobject(py)
         })
@@ -224,7 +242,7 @@ impl Propagated {
             let summed = |op: &Lowered| PyTuple::new(py, texts(&flow.mesh, &op.summed));
             let how =
                 |op: &Lowered| (names(&op.cuts)?, all(&op.local)?, summed(op)?, all(&op.possible)?).into_pyobject(py);
-            let how = self.core.lowered[number].as_ref().map(how).transpose()?;
+            let how = self.core.lowered[number].as_deref().map(how).transpose()?;
             let (place, values) = (PyTuple::new(py, place)?, PyTuple::new(py, &node.values)?);
             (part, place, values, node.times, how).into_pyobject(py)
         })
@@ -284,15 +302,19 @@ pub(crate) fn propagated<'py>(
 
 /// For each value none or how its layout begins.
 fn starts(mesh: &Mesh, given: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Start>>> {
-    let start = |start: PyResult<Bound<'_, PyAny>>| {
-        let start = start?;
-        if start.is_none() {
-            return Ok(None);
-        }
+    let of = |start: &Bound<'_, PyAny>| {
         let (layout, open, priorities): (Bound<'_, PyAny>, Vec<bool>, Vec<u32>) = start.extract()?;
-        Ok(specs(&mesh.core, &layout)?.map(|specs| Start { specs, open, priorities }))
+        Ok::<_, PyErr>(specs(&mesh.core, &layout)?.map(|specs| Start { specs, open, priorities }))
     };
-    given.try_iter()?.map(start).collect()
+    // Many begin as one object.
+    let (given, mut known) = (given.try_iter()?.collect::<PyResult<Vec<_>>>()?, HashMap::new());
+    let start = |start: &Bound<'_, PyAny>| {
+        Ok(match known.entry(start.as_ptr()) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => new.insert(if start.is_none() { None } else { of(start)? }).clone(),
+        })
+    };
+    given.iter().map(start).collect()
 }
 
 fn policy_named(policy: &str) -> PyResult<Policy> {

@@ -30,7 +30,12 @@ mod tests;
 pub use self::change::Sequence;
 
 use self::{bound::Bound, change::Change, explore::Cost};
-use super::{Obstacle, cost::Links, kinds::Collective, views::Views};
+use super::{
+    Obstacle,
+    cost::Links,
+    kinds::{Collective, Kind},
+    views::Views,
+};
 use crate::{error::Result, partition::Partition, tiling::Poll};
 
 /// Up to how many prime factors axes are cut into them.
@@ -112,6 +117,16 @@ fn cheapest(change: &Change, limit: Option<Cost>, poll: Poll<'_>) -> Result<(Vec
     let mut best = change.by_way_of_replication();
     if change.start == change.goal {
         return Ok((Vec::new(), Cost::default()));
+    }
+    // A slice moves nothing; an all-gather, if only bytes count, no more than what a device lacks.
+    let links = &change.tensor.links;
+    let even = links.latency.iter().all(|latency| *latency == 0.0)
+        && links.bandwidth.iter().all(|bandwidth| *bandwidth == links.bandwidth[0]);
+    if let [step] = &best[..]
+        && (step.kind == Kind::Slice || step.kind == Kind::AllGather && even)
+    {
+        let cost = change.cost(&best);
+        return Ok((best, cost));
     }
     let bound = Bound::new(change, poll)?;
     let least = bound.least(&change.tensor, &change.start);
