@@ -4,10 +4,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    ops::Deref,
+    sync::{Arc, OnceLock},
 };
 
-use super::project::Specs;
+use super::{project::Specs, whole::Uses};
 use crate::{
     computation::{Computation, Does, Op, Ruled},
     error::Result,
@@ -119,19 +120,18 @@ pub struct Made {
     pub operands: Vec<usize>,
 }
 
+/// A constraint: its result, the axes of each dim, and the dims that may have more.
+type Constrained = (usize, Vec<Vec<String>>, Vec<bool>);
+
 /// The values and ops of a computation and of all its bodies, one after the other.
-#[derive(Debug)]
-pub struct Flow {
-    /// The mesh of all layouts.
-    pub mesh: Arc<Mesh>,
+#[derive(Debug, Clone)]
+pub struct Ops {
     /// The shape of each value.
     pub shapes: Vec<Arc<[i64]>>,
     /// The name of the dtype of each.
     pub dtypes: Vec<Arc<str>>,
     /// The number that each has in its own computation.
     pub origins: Vec<usize>,
-    /// The layout that each begins with.
-    pub starts: Vec<Option<Start>>,
     /// The value whose layout each has: itself, or for an input of a loop's body that of the loop's result.
     pub same: Vec<usize>,
     /// The number of values that are given, which are the first.
@@ -149,27 +149,98 @@ pub struct Flow {
     /// The places of ops: that of the op whose body each is in, and its number there. The bodies of a loop with a test, and those
     /// of a case, have places too.
     pub places: Vec<(Option<usize>, usize)>,
+    constraints: Vec<Constrained>,
     edges: HashMap<(Arc<[i64]>, usize), Arc<Ruled>>,
+    /// What is known of the uses of values, once it is asked for.
+    pub(super) uses: OnceLock<Uses>,
+}
+
+/// The ops of a computation, with the layouts that its values begin with.
+#[derive(Debug)]
+pub struct Flow {
+    /// The mesh of all layouts.
+    pub mesh: Arc<Mesh>,
+    /// The layout that each value begins with.
+    pub starts: Vec<Option<Arc<Start>>>,
+    ops: Arc<Ops>,
+}
+
+impl Deref for Flow {
+    type Target = Ops;
+
+    fn deref(&self) -> &Ops {
+        &self.ops
+    }
 }
 
 impl Flow {
-    /// The flow of a computation whose inputs and results begin with these layouts.
+    /// The flow of the ops of a computation whose inputs and results begin with these layouts.
     ///
     /// # Errors
     /// Those of a constraint with an axis that the mesh does not have.
     pub fn new(
-        computation: &Computation,
+        ops: &Arc<Ops>,
         mesh: &Arc<Mesh>,
-        inputs: Vec<Option<Start>>,
-        results: Vec<Option<Start>>,
+        inputs: Vec<Option<Arc<Start>>>,
+        results: Vec<Option<Arc<Start>>>,
     ) -> Result<Self> {
-        let (shapes, dtypes) = (Vec::new(), Vec::new());
-        let mut flow = Self {
-            mesh: mesh.clone(),
-            shapes,
-            dtypes,
+        let mut flow = Self { mesh: mesh.clone(), starts: inputs, ops: ops.clone() };
+        flow.starts.resize(ops.shapes.len(), None);
+        for (output, start) in ops.outputs.iter().zip(results) {
+            flow.starts[output.values[1]] = start;
+        }
+        let named = |name: &String| SubAxis::named(mesh, name, || "axes".to_owned());
+        for (result, axes, open) in &ops.constraints {
+            let specs = axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
+            let priorities = vec![0; open.len()];
+            flow.starts[*result] = Some(Arc::new(Start { specs, open: open.clone(), priorities }));
+        }
+        if !ops.constraints.is_empty() {
+            flow.constrain();
+        }
+        Ok(flow)
+    }
+
+    /// Gives the operand of a constraint its layout too, if it is free and no other constraint differs.
+    fn constrain(&mut self) {
+        let mut constraints: Vec<(usize, Vec<usize>)> = Vec::new();
+        for node in self.nodes.iter().filter(|node| node.way == Way::Constraint) {
+            let [operand, result] = [node.values[0], node.values[1]];
+            match constraints.iter_mut().find(|(known, _)| *known == operand) {
+                Some((_, results)) => results.push(result),
+                None => constraints.push((operand, vec![result])),
+            }
+        }
+        let mut is_edge = vec![false; self.shapes.len()];
+        for node in self.nodes.iter().filter(|node| node.way == Way::Edge) {
+            is_edge[node.values[node.values.len() - 1]] = true;
+        }
+        for (operand, results) in constraints {
+            let start = self.starts[results[0]].clone();
+            let alike = results.iter().all(|result| self.starts[*result] == start);
+            let closed = start.as_ref().is_some_and(|start| !start.open.contains(&true));
+            if self.starts[operand].is_some() || !alike || !closed {
+                continue;
+            }
+            if is_edge[operand] || self.same[operand] != operand {
+                Arc::make_mut(&mut self.ops).take_over(operand, results[0]);
+            } else {
+                self.starts[operand] = start;
+            }
+        }
+    }
+}
+
+impl Ops {
+    /// Those of a computation.
+    ///
+    /// # Errors
+    /// Those of an edge of more dims than a rule has.
+    pub fn new(computation: &Computation) -> Result<Self> {
+        let mut ops = Self {
+            shapes: Vec::new(),
+            dtypes: Vec::new(),
             origins: Vec::new(),
-            starts: Vec::new(),
             same: Vec::new(),
             inputs: computation.inputs,
             nodes: Vec::new(),
@@ -178,19 +249,17 @@ impl Flow {
             bodies: Vec::new(),
             numbers: vec![None; computation.shapes.len()],
             places: Vec::new(),
+            constraints: Vec::new(),
             edges: HashMap::new(),
+            uses: OnceLock::new(),
         };
-        let taken = flow.taken(computation);
-        flow.starts = inputs;
-        let made = flow.body(computation, &taken, 1, None)?;
-        flow.constrain();
-        for (value, start) in made.into_iter().zip(results) {
-            let result = flow.add(&flow.shapes[value].clone(), &flow.dtypes[value].clone(), flow.origins[value]);
-            flow.starts[result] = start;
-            let edge = flow.edge(Part::Output, 0, vec![value, result], 1)?;
-            flow.outputs.push(edge);
+        let taken = ops.taken(computation);
+        for value in ops.body(computation, &taken, 1, None)? {
+            let result = ops.add(&ops.shapes[value].clone(), &ops.dtypes[value].clone(), ops.origins[value]);
+            let edge = ops.edge(Part::Output, 0, vec![value, result], 1)?;
+            ops.outputs.push(edge);
         }
-        Ok(flow)
+        Ok(ops)
     }
 
     /// The number of an op in the computation, then in the body of that op, and so on.
@@ -211,7 +280,6 @@ impl Flow {
         self.shapes.push(shape.clone());
         self.dtypes.push(dtype.clone());
         self.origins.push(origin);
-        self.starts.push(None);
         self.same.push(self.same.len());
         self.same.len() - 1
     }
@@ -346,10 +414,7 @@ impl Flow {
             Does::Constraint(axes, open) => {
                 let edge = self.edge(Part::Op, place, vec![operands[0], results[0]], times)?;
                 self.nodes.push(Node { way: Way::Constraint, ..edge });
-                let named = |name: &String| SubAxis::named(&self.mesh, name, || "axes".to_owned());
-                let specs = axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
-                let priorities = vec![0; open.len()];
-                self.starts[results[0]] = Some(Start { specs, open: open.clone(), priorities });
+                self.constraints.push((results[0], axes.clone(), open.clone()));
             }
             Does::Rule(ruled) => {
                 let (ruled, way) = (ruled.clone(), Way::of(&ruled.name));
@@ -360,39 +425,11 @@ impl Flow {
         Ok(())
     }
 
-    /// Gives the operand of a constraint its layout too, if it is free and no other constraint differs.
-    fn constrain(&mut self) {
-        let mut constraints: Vec<(usize, Vec<usize>)> = Vec::new();
-        for node in self.nodes.iter().filter(|node| node.way == Way::Constraint) {
-            let [operand, result] = [node.values[0], node.values[1]];
-            match constraints.iter_mut().find(|(known, _)| *known == operand) {
-                Some((_, results)) => results.push(result),
-                None => constraints.push((operand, vec![result])),
-            }
-        }
-        let mut is_edge = vec![false; self.shapes.len()];
-        for node in self.nodes.iter().filter(|node| node.way == Way::Edge) {
-            is_edge[node.values[node.values.len() - 1]] = true;
-        }
-        for (operand, results) in constraints {
-            let start = self.starts[results[0]].clone();
-            let alike = results.iter().all(|result| self.starts[*result] == start);
-            let closed = start.as_ref().is_some_and(|start| !start.open.contains(&true));
-            if self.starts[operand].is_some() || !alike || !closed {
-                continue;
-            }
-            if is_edge[operand] || self.same[operand] != operand {
-                self.take_over(operand, results[0]);
-            } else {
-                self.starts[operand] = start;
-            }
-        }
-    }
-
     /// Lets all others that use the operand of a constraint use its result.
     fn take_over(&mut self, operand: usize, result: usize) {
         let is_it = |node: &Node| node.way == Way::Constraint && node.values == [operand, result];
         let Some(at) = self.nodes.iter().position(is_it) else { return };
+        self.uses = OnceLock::new();
         let constraint = self.nodes.remove(at);
         let made = self.nodes.iter().position(|node| node.way == Way::Edge && node.values.last() == Some(&operand));
         let used = || self.nodes.iter().position(|node| node.values.contains(&operand)).unwrap_or(at);

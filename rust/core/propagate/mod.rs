@@ -30,7 +30,7 @@ mod settle;
 mod whole;
 
 pub use explicit::Disagreement;
-pub use flow::{Bodies, Flow, Made, Node, Part, Start, Way};
+pub use flow::{Bodies, Flow, Made, Node, Ops, Part, Start, Way};
 pub use lower::{Lowered, Propagated, propagate};
 pub use op::{Conflict, Op, Policy, Settled, Specs};
 pub use settle::settle;

@@ -38,31 +38,28 @@ struct Value {
     held: u32,
     /// The axes that it keeps free.
     kept: Vec<SubAxis>,
-    /// The op that makes it.
-    maker: Option<usize>,
-    /// Those that use it, last to first, as often as they do.
-    users: Vec<usize>,
-    /// Those within a loop that do.
-    inner: Vec<usize>,
-    /// The number of uses of the value itself, as a result of the computation too.
-    uses: usize,
     /// The number of the visit that last changed it.
     changed: usize,
 }
 
-/// An op on the way.
-struct Visited {
-    /// The number of its rule.
-    rule: u32,
-    /// True if one of its operands has other users.
-    shared: bool,
-    /// The number of the last visit, and the directions of then for factors that pass and for others, if nothing changed.
-    settled: Option<(usize, [Direction; 2])>,
+/// The uses of the values of a computation, whatever their layouts.
+#[derive(Debug, Clone)]
+pub(super) struct Uses {
+    /// For each value the ops that make or use it: those within a loop, the maker, the users last to first, as often as they do.
+    of: Vec<Vec<usize>>,
+    /// The number of the rule of each op, of the results' edges too.
+    rules: Vec<u32>,
+    /// True for each op of whose operands one has other users.
+    shared: Vec<bool>,
 }
+
+/// The number of the last visit of an op, and the directions of then for factors that pass and for others, if nothing changed.
+type Visited = Option<(usize, [Direction; 2])>;
 
 /// All values and ops on the way.
 struct Passes<'a> {
     flow: &'a Flow,
+    uses: &'a Uses,
     values: Vec<Value>,
     /// Those of the flow's nodes, then of its outputs.
     ops: Vec<Visited>,
@@ -124,13 +121,12 @@ impl Layouts {
 }
 
 impl Value {
-    /// One whose dims of priority 0 have their axes; those of the others are kept free.
-    fn new(rank: usize, start: Option<&Start>, layouts: &mut Layouts) -> Self {
-        let later = |start: &Start, dim: &usize| start.priorities[*dim] > 0;
-        let kept =
-            start.map(|start| (0..rank).filter(|dim| later(start, dim)).flat_map(|dim| start.specs[dim].clone()));
-        let held = layouts.number(start.map(|_| vec![Vec::new(); rank]), vec![start.is_some(); rank]);
-        Self { held, kept: kept.into_iter().flatten().collect(), ..Self::default() }
+    /// One whose dims get their axes later; those of priorities above 0 are kept free.
+    fn new(start: &Start, layouts: &mut Layouts) -> Self {
+        let rank = start.specs.len();
+        let later = (0..rank).filter(|dim| start.priorities[*dim] > 0);
+        let kept = later.flat_map(|dim| start.specs[dim].clone()).collect();
+        Self { held: layouts.number(Some(vec![Vec::new(); rank]), vec![true; rank]), kept, changed: 0 }
     }
 
     /// Gives the dims of this priority their axes.
@@ -145,40 +141,56 @@ impl Value {
     }
 }
 
-impl<'a> Passes<'a> {
-    fn new(flow: &'a Flow) -> Self {
-        let mut layouts = Layouts::default();
-        let of = |(shape, start): (&Arc<[i64]>, &Option<Start>)| Value::new(shape.len(), start.as_ref(), &mut layouts);
-        let mut values: Vec<Value> = flow.shapes.iter().zip(&flow.starts).map(of).collect();
+impl Uses {
+    fn new(flow: &Flow) -> Self {
+        let count = flow.shapes.len();
+        let (mut of, mut users, mut makers) = (vec![Vec::new(); count], vec![Vec::new(); count], vec![None; count]);
+        let mut uses = vec![0; count];
         for (number, node) in flow.nodes.iter().enumerate() {
             let (operands, results) = node.values.split_at(node.ruled.rule.operands());
             for operand in operands {
-                values[*operand].uses += 1;
-                let owner = &mut values[flow.same[*operand]];
-                let users = if flow.same[*operand] == *operand { &mut owner.users } else { &mut owner.inner };
-                users.push(number);
+                uses[*operand] += 1;
+                let owner = flow.same[*operand];
+                let held = if owner == *operand { &mut users } else { &mut of };
+                held[owner].push(number);
             }
             for result in results {
-                values[*result].maker = Some(number);
+                makers[*result] = Some(number);
             }
         }
-        for value in &mut values {
-            value.users.reverse();
-            value.inner.reverse();
+        for (value, of) in of.iter_mut().enumerate() {
+            of.reverse();
+            of.extend(makers[value].into_iter().chain(users[value].iter().rev().copied()));
         }
         for output in &flow.outputs {
-            values[output.values[0]].uses += 1;
+            uses[output.values[0]] += 1;
         }
-        let many = |value: &usize| values[*value].uses != 1 && !flow.shapes[*value].is_empty();
-        let shared = |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
+        let many = |value: &usize| uses[*value] != 1 && !flow.shapes[*value].is_empty();
+        let is_shared =
+            |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
         let mut rules: HashMap<*const Ruled, u32> = HashMap::new();
-        let of = |node: &Node| {
+        let mut rule = |node: &Node| {
             let next = rules.len() as u32;
-            let rule = *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next);
-            Visited { rule, shared: shared(node), settled: None }
+            *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next)
         };
-        let ops = flow.nodes.iter().chain(&flow.outputs).map(of).collect();
-        Self { flow, values, ops, visits: 0, layouts, agreed: HashMap::new() }
+        let nodes = || flow.nodes.iter().chain(&flow.outputs);
+        Self { of, rules: nodes().map(&mut rule).collect(), shared: nodes().map(is_shared).collect() }
+    }
+}
+
+impl<'a> Passes<'a> {
+    fn new(flow: &'a Flow) -> Self {
+        let mut layouts = Layouts::default();
+        let most = flow.shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
+        let open: Vec<u32> = (0..=most).map(|rank| layouts.number(None, vec![false; rank])).collect();
+        let of = |(shape, start): (&Arc<[i64]>, &Option<Arc<Start>>)| match start {
+            Some(start) => Value::new(start, &mut layouts),
+            None => Value { held: open[shape.len()], ..Value::default() },
+        };
+        let values = flow.shapes.iter().zip(&flow.starts).map(of).collect();
+        let ops = vec![None; flow.nodes.len() + flow.outputs.len()];
+        let uses = flow.uses.get_or_init(|| Uses::new(flow));
+        Self { flow, uses, values, ops, visits: 0, layouts, agreed: HashMap::new() }
     }
 
     /// Lets values and the results that they are agree.
@@ -197,8 +209,7 @@ impl<'a> Passes<'a> {
         while let Some(number) = stack.pop() {
             waiting[number] = false;
             for value in self.visit(number, &flow.nodes[number], round) {
-                let value = &self.values[value];
-                for other in value.inner.iter().chain(&value.maker).chain(&value.users) {
+                for other in &self.uses.of[value] {
                     if *other != number && !std::mem::replace(&mut waiting[*other], true) {
                         stack.push(*other);
                     }
@@ -209,22 +220,21 @@ impl<'a> Passes<'a> {
 
     /// Lets the values of an op agree; which of them have changed.
     fn visit(&mut self, number: usize, node: &Node, round: usize) -> Vec<usize> {
-        let Self { flow, values, ops, visits, layouts, agreed } = self;
-        let op = &mut ops[number];
+        let Self { flow, uses, values, ops, visits, layouts, agreed } = self;
         let of = |value: &usize| &values[flow.same[*value]];
         let held = || node.values.iter().map(|value| &layouts.all[of(value).held as usize]);
         if held().all(|held| held.whole) || node.is_even() && all_equal(held().map(|held| held.specs.as_deref())) {
             return Vec::new();
         }
-        let ways = [Kind::Pass, Kind::Whole].map(|kind| direction(node.way, kind, op.shared, round));
+        let ways = [Kind::Pass, Kind::Whole].map(|kind| direction(node.way, kind, uses.shared[number], round));
         let since = |last: usize| node.values.iter().any(|value| of(value).changed > last);
-        if ways == [Direction::Nowhere; 2] || op.settled.is_some_and(|(last, then)| then == ways && !since(last)) {
+        if ways == [Direction::Nowhere; 2] || ops[number].is_some_and(|(last, then)| then == ways && !since(last)) {
             return Vec::new();
         }
         *visits += 1;
         let alike = matches!(node.way, Way::Alike | Way::Constraint);
         let mut key: Vec<u32> = node.values.iter().map(|value| of(value).held).collect();
-        key.extend([op.rule, ways[0] as u32, ways[1] as u32, u32::from(alike)]);
+        key.extend([uses.rules[number], ways[0] as u32, ways[1] as u32, u32::from(alike)]);
         let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
         let free = kept.iter().all(|kept| kept.is_empty());
         let taken = if let Some(known) = agreed.get(&key).filter(|_| free) {
@@ -257,7 +267,7 @@ impl<'a> Passes<'a> {
                 found.push(value);
             }
         }
-        op.settled = found.is_empty().then_some((*visits, ways));
+        ops[number] = found.is_empty().then_some((*visits, ways));
         found
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
@@ -10,8 +10,8 @@ use shardwise_core::{
     computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
-        Bodies, Conflict, Flow, Lowered, Op, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
-        settle as settled,
+        Bodies, Conflict, Flow, Lowered, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way,
+        propagate, settle as settled,
     },
     sub_axis::SubAxis,
 };
@@ -86,6 +86,8 @@ type SaidOp<'py> = (
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Computation {
     core: Arc<CoreComputation>,
+    /// Its ops as layouts go through them, once they have.
+    ops: OnceLock<Arc<Ops>>,
 }
 
 #[pymethods]
@@ -109,7 +111,7 @@ impl Computation {
             if !core.is_sound() {
                 return Err(unsound());
             }
-            Ok(Self { core: Arc::new(core) })
+            Ok(Self { core: Arc::new(core), ops: OnceLock::new() })
         })
     }
 }
@@ -269,7 +271,7 @@ pub(crate) fn propagated<'py>(
     guard(|| {
         let (policy, core) = (policy_named(policy)?, &computation.core);
         let (inputs, results) = (starts(mesh, inputs)?, starts(mesh, results)?);
-        let ranked = |start: &Option<Start>, value: usize| {
+        let ranked = |start: &Option<Arc<Start>>, value: usize| {
             let rank = core.shapes[value].len();
             start
                 .as_ref()
@@ -282,7 +284,14 @@ pub(crate) fn propagated<'py>(
         if !fits {
             return Err(PyValueError::new_err("the layouts must be those of the inputs and results"));
         }
-        let flow = Flow::new(core, &mesh.core, inputs, results).map_err(to_py)?;
+        let ops = match computation.ops.get() {
+            Some(known) => known,
+            None => {
+                let ops = Arc::new(Ops::new(core).map_err(to_py)?);
+                computation.ops.get_or_init(|| ops)
+            }
+        };
+        let flow = Flow::new(ops, &mesh.core, inputs, results).map_err(to_py)?;
         let mut known: Vec<(Arc<str>, i64)> = Vec::new();
         let of = |dtype: &Arc<str>| {
             if let Some((_, size)) = known.iter().find(|(name, _)| name == dtype) {
@@ -301,13 +310,14 @@ pub(crate) fn propagated<'py>(
 }
 
 /// For each value none or how its layout begins.
-fn starts(mesh: &Mesh, given: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Start>>> {
+fn starts(mesh: &Mesh, given: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Arc<Start>>>> {
     let of = |start: &Bound<'_, PyAny>| {
         let (layout, open, priorities): (Bound<'_, PyAny>, Vec<bool>, Vec<u32>) = start.extract()?;
-        Ok::<_, PyErr>(specs(&mesh.core, &layout)?.map(|specs| Start { specs, open, priorities }))
+        Ok::<_, PyErr>(specs(&mesh.core, &layout)?.map(|specs| Arc::new(Start { specs, open, priorities })))
     };
     // Many begin as one object.
-    let (given, mut known) = (given.try_iter()?.collect::<PyResult<Vec<_>>>()?, HashMap::new());
+    let given = given.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let mut known: HashMap<*mut pyo3::ffi::PyObject, Option<Arc<Start>>> = HashMap::new();
     let start = |start: &Bound<'_, PyAny>| {
         Ok(match known.entry(start.as_ptr()) {
             Entry::Occupied(known) => known.get().clone(),
