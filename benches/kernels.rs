@@ -14,7 +14,7 @@ use shardwise_core::{
     mesh::Mesh,
     parallel::never,
     partition::Partition,
-    propagate::{Flow, Policy, Start, propagate},
+    propagate::{Flow, Ops, Policy, Start, propagate},
     runs::Runs,
     sub_axis::SubAxis,
     uneven::Uneven,
@@ -194,13 +194,14 @@ fn layouts(c: &mut Criterion) {
     let f32: Arc<str> = Arc::from("float32");
     let ruled = |op: &str, operands: &[&[i64]], attributes: &Attributes| {
         let rule = rule(op, operands, &[&x], attributes).unwrap();
-        Arc::new(Ruled { name: op.to_owned(), rule, feature: None })
+        let shapes = operands.iter().copied().chain([&*x]).map(Arc::from).collect();
+        Arc::new(Ruled { name: op.to_owned(), rule, shapes, feature: None })
     };
     let both = [ruled("dot_general", &[&x, &w], &product(1)), ruled("tanh", &[&x], &Attributes::default())];
     let mesh = Arc::new(Mesh::new(&["dp", "tp"], &[8, 4]).unwrap());
     let start = |specs: [&[SubAxis]; 2]| {
         let specs = specs.map(<[SubAxis]>::to_vec).to_vec();
-        Some(Start { specs, open: vec![false; 2], priorities: vec![0; 2] })
+        Some(Arc::new(Start { specs, open: vec![false; 2], priorities: vec![0; 2] }))
     };
     let starts = vec![start([&[SubAxis { axis: 0, before: 1, size: 8 }], &[]]), start([&[], &[]])];
     for count in [100, 10_000] {
@@ -217,7 +218,8 @@ fn layouts(c: &mut Criterion) {
         for (name, policy) in [("explicit", Policy::Explicit), ("shardy", Policy::Shardy), ("least", Policy::Least)] {
             group.bench_function(BenchmarkId::new(name, count), |b| {
                 b.iter(|| {
-                    let flow = Flow::new(&computation, &mesh, starts.clone(), vec![None]).unwrap();
+                    let ops = Arc::new(Ops::new(&computation).unwrap());
+                    let flow = Flow::new(&ops, &mesh, starts.clone(), vec![None]).unwrap();
                     let itemsizes = vec![4; flow.shapes.len()];
                     propagate(flow, &itemsizes, policy).unwrap().unwrap()
                 })
