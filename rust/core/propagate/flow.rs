@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{project::Specs, whole::Uses};
+use super::project::Specs;
 use crate::{
     computation::{Computation, Does, Op, Ruled},
     error::Result,
@@ -452,6 +452,54 @@ impl Ops {
                 }
             }
         }
+    }
+}
+
+/// The uses of the values of a computation, whatever their layouts.
+#[derive(Debug, Clone)]
+pub(super) struct Uses {
+    /// For each value the ops that make or use it: those within a loop, the maker, the users last to first, as often as they do.
+    pub(super) of: Vec<Vec<usize>>,
+    /// The number of the rule of each op, of the results' edges too.
+    pub(super) rules: Vec<u32>,
+    /// True for each op of whose operands one has other users.
+    pub(super) shared: Vec<bool>,
+}
+
+impl Uses {
+    pub(super) fn new(ops: &Ops) -> Self {
+        let count = ops.shapes.len();
+        let (mut of, mut users, mut makers) = (vec![Vec::new(); count], vec![Vec::new(); count], vec![None; count]);
+        let mut uses = vec![0; count];
+        for (number, node) in ops.nodes.iter().enumerate() {
+            let (operands, results) = node.values.split_at(node.ruled.rule.operands());
+            for operand in operands {
+                uses[*operand] += 1;
+                let owner = ops.same[*operand];
+                let held = if owner == *operand { &mut users } else { &mut of };
+                held[owner].push(number);
+            }
+            for result in results {
+                makers[*result] = Some(number);
+            }
+        }
+        for (value, of) in of.iter_mut().enumerate() {
+            of.reverse();
+            of.extend(makers[value].into_iter().chain(users[value].iter().rev().copied()));
+        }
+        for output in &ops.outputs {
+            uses[output.values[0]] += 1;
+        }
+        let many = |value: &usize| uses[*value] != 1 && !ops.shapes[*value].is_empty();
+        let is_shared =
+            |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
+        let mut rules: HashMap<*const Ruled, u32> = HashMap::new();
+        let mut rule = |node: &Node| {
+            let next = rules.len() as u32;
+            *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next)
+        };
+        let nodes = || ops.nodes.iter().chain(&ops.outputs);
+        Self { of, rules: nodes().map(&mut rule).collect(), shared: nodes().map(is_shared).collect() }
     }
 }
 

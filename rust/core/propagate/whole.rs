@@ -9,10 +9,10 @@ use std::{collections::HashMap, rc::Rc, sync::Arc};
 use super::{
     agree::{self, Direction},
     axes,
-    flow::{Flow, Node, Start, Way},
+    flow::{Flow, Node, Start, Uses, Way},
     project::{self, Specs},
 };
-use crate::{computation::Ruled, factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
+use crate::{factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
 
 /// A layout on the way, none that of a value that may have any.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -40,17 +40,6 @@ struct Value {
     kept: Vec<SubAxis>,
     /// The number of the visit that last changed it.
     changed: usize,
-}
-
-/// The uses of the values of a computation, whatever their layouts.
-#[derive(Debug, Clone)]
-pub(super) struct Uses {
-    /// For each value the ops that make or use it: those within a loop, the maker, the users last to first, as often as they do.
-    of: Vec<Vec<usize>>,
-    /// The number of the rule of each op, of the results' edges too.
-    rules: Vec<u32>,
-    /// True for each op of whose operands one has other users.
-    shared: Vec<bool>,
 }
 
 /// The number of the last visit of an op, and the directions of then for factors that pass and for others, if nothing changed.
@@ -138,43 +127,6 @@ impl Value {
             (specs[dim], closed[dim]) = (start.specs[dim].clone(), !start.open[dim]);
         }
         self.held = layouts.number(Some(specs), closed);
-    }
-}
-
-impl Uses {
-    fn new(flow: &Flow) -> Self {
-        let count = flow.shapes.len();
-        let (mut of, mut users, mut makers) = (vec![Vec::new(); count], vec![Vec::new(); count], vec![None; count]);
-        let mut uses = vec![0; count];
-        for (number, node) in flow.nodes.iter().enumerate() {
-            let (operands, results) = node.values.split_at(node.ruled.rule.operands());
-            for operand in operands {
-                uses[*operand] += 1;
-                let owner = flow.same[*operand];
-                let held = if owner == *operand { &mut users } else { &mut of };
-                held[owner].push(number);
-            }
-            for result in results {
-                makers[*result] = Some(number);
-            }
-        }
-        for (value, of) in of.iter_mut().enumerate() {
-            of.reverse();
-            of.extend(makers[value].into_iter().chain(users[value].iter().rev().copied()));
-        }
-        for output in &flow.outputs {
-            uses[output.values[0]] += 1;
-        }
-        let many = |value: &usize| uses[*value] != 1 && !flow.shapes[*value].is_empty();
-        let is_shared =
-            |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
-        let mut rules: HashMap<*const Ruled, u32> = HashMap::new();
-        let mut rule = |node: &Node| {
-            let next = rules.len() as u32;
-            *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next)
-        };
-        let nodes = || flow.nodes.iter().chain(&flow.outputs);
-        Self { of, rules: nodes().map(&mut rule).collect(), shared: nodes().map(is_shared).collect() }
     }
 }
 
