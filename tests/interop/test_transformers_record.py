@@ -246,7 +246,7 @@ def test_a_recorded_file_states_the_tensors_of_its_type(tmp_path: Path, capsys: 
         "vocab_size": 480, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 3,
     }  # fmt: skip
     rules = tmp_path / "mine.toml"
-    rules.write_text("[rules]\n'proj' = ['tp', []]\n\n" + tensors_text(transformers.type_tensors_of(config)))
+    rules.write_text("[rules]\n'proj.weight' = ['tp', []]\n\n" + tensors_text(transformers.type_tensors_of(config)))
     other = config | {"hidden_size": 512, "num_hidden_layers": 7, "tie_word_embeddings": True, "attention_bias": True}
     made = {name: shape for name, (shape, _) in transformers.written_tensors(other).items()}
     assert model_shapes(other, rules) == made

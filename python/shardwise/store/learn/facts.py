@@ -358,7 +358,10 @@ def learned_defaults(
             for one in steps:
                 without = {name: value for name, value in one.flat.items() if name != key}
                 values.append((without, flat_config(resolved(nested_config(without))).get(key, "null")))
-                nulls.append(flat_config(resolved(nested_config({**without, key: None}))).get(key))
+                try:
+                    nulls.append(flat_config(resolved(nested_config({**without, key: None}))).get(key))
+                except Exception:  # It takes no null there.
+                    nulls.append(values[-1][1])
                 if len(values) > 10 and all(value == values[0][1] for _, value in values):
                     break
         except Exception:  # Its own code needs the key.
