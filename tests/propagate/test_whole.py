@@ -526,3 +526,32 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     file.write_text("{", encoding="utf-8")
     with pytest.raises(sw.ParseError):
         Computation.load(file)
+
+
+@pytest.mark.parametrize("policy", ["shardy", "least"])
+def test_a_cut_behind_a_factor_that_is_whole_is_put_together(policy: Any) -> None:
+    """A dim of 16 cut in 4 becomes the minor part of one of 8: no part of that is cut so."""
+    reshape = {"op": "reshape", "in": [0], "out": [[(3, 8, 8, 2, 2), F]]}
+    spread = {
+        "op": "broadcast_in_dim",
+        "in": [0],
+        "out": [[(2, 6, 16, 8), F]],
+        "attrs": {"broadcast_dimensions": [1, 2, 3]},
+    }
+    computation = Computation([[(6, 16, 8), F]], [reshape, spread], [1, 2])
+    mesh = sw.DeviceMesh((2, 4), ("x", "y"))
+    found = propagate(computation, [("x", "y", None)], mesh=mesh, policy=policy)
+    # Each device has 96 numbers of 768.
+    assert sum(move.bytes for move in found.moves) == (768 - 96) * 4
+    array = np.arange(768.0).reshape(6, 16, 8)
+    assert np.array_equal(found.run([array])[0], array.reshape(3, 8, 8, 2, 2))
+
+
+@pytest.mark.parametrize("dtype", [F, "int32"])
+def test_a_device_without_an_element_has_the_least_maximum(dtype: str) -> None:
+    """Five numbers on eight devices: three have none."""
+    reduced = {"op": "reduce", "in": [0, 1], "out": [[(), dtype]], "attrs": {"dimensions": [0], "body": "maximum"}}
+    computation = Computation([[(5,), dtype], [(), dtype]], [reduced], [2])
+    found = propagate(computation, [(("x", "y"),), None], mesh=MESH)
+    numbers = np.array([-7, -3, -9, -4, -5], dtype)
+    assert found.run([numbers, np.array(-8, dtype)])[0] == -3

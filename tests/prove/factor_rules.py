@@ -14,7 +14,7 @@ import numpy as np
 import shardwise as sw
 from shardwise._types import Array
 from shardwise.computation import FactorRule, factor_rule
-from shardwise.computation.evaluate import IDENTITY, OPS, REDUCTIONS, DeviceTensors
+from shardwise.computation.evaluate import OPS, REDUCTIONS, DeviceTensors, identity
 
 from .subject import Mismatch, Subject, one_by_one, sampled
 
@@ -73,7 +73,7 @@ def values_of(case: OpCase) -> list[Array]:
     if case.op == "triangular_solve":
         arrays[0] = arrays[0] + 20 * np.eye(case.operands[0][-1])
     if case.op == "reduce":
-        arrays[1] = np.array(IDENTITY[attributes["body"]])
+        arrays[1] = identity(attributes["body"], arrays[0].dtype)
     return arrays
 
 

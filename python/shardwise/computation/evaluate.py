@@ -16,7 +16,7 @@ import numpy as np
 from .._types import Array
 from ..errors import LayoutError
 
-__all__ = ["IDENTITY", "OPS", "REDUCTIONS", "DeviceTensors", "compute", "compute_local"]
+__all__ = ["OPS", "REDUCTIONS", "DeviceTensors", "compute", "compute_local", "identity"]
 
 Attributes = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.logical_and,
     "or": np.logical_or,
 }
-IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False}
+_IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False}
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "EQ": np.equal,
     "NE": np.not_equal,
@@ -59,11 +59,26 @@ def _along(dim: int, start: int | None = None, stop: int | None = None, step: in
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
+def identity(body: str, dtype: np.dtype[Any]) -> Array:
+    """Return the value of a dtype that changes no other when the two are reduced.
+
+    >>> identity("maximum", np.dtype(np.int8)), identity("maximum", np.dtype(np.float32))
+    (array(-128, dtype=int8), array(-inf, dtype=float32))
+    """
+    value: Any = _IDENTITY[body]
+    if dtype.kind in "iu" and body in ("maximum", "minimum"):
+        value = np.iinfo(dtype).min if body == "maximum" else np.iinfo(dtype).max
+    elif dtype.kind == "b":
+        value = value > 0
+    return np.array(value, dtype)
+
+
 def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
-    padded = np.pad(operand, attributes["padding"], constant_values=IDENTITY[attributes["body"]])
-    result = np.full(shape, IDENTITY[attributes["body"]], operand.dtype)
+    neutral = identity(attributes["body"], operand.dtype)
+    padded = np.pad(operand, attributes["padding"], constant_values=neutral)
+    result = np.full(shape, neutral, operand.dtype)
     for place in np.ndindex(*window):
         part = padded[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
         result = REDUCTIONS[attributes["body"]](result, part[tuple(slice(0, size) for size in shape)])
@@ -150,7 +165,7 @@ def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, indices, updates = has.arrays
     body, inserted = attributes["body"], attributes["collapsed_slice_dims"]
-    result = operand.copy() if has.first or body == "assign" else np.full_like(operand, IDENTITY[body])
+    result = operand.copy() if has.first or body == "assign" else np.full_like(operand, identity(body, operand.dtype))
     found = lookups(attributes, indices, updates.shape, operand.ndim)
     local = [at - has.starts[0][dim] if dim in inserted else at for dim, at in enumerate(found)]
     there = inside(local, operand)
@@ -186,7 +201,9 @@ def dynamic_update_slice(has: DeviceTensors, _attributes: Attributes) -> list[Ar
 
 def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     function: Any = REDUCTIONS[attributes["body"]]
-    found = function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]))
+    # A device may have no element.
+    neutral = identity(attributes["body"], has.arrays[0].dtype)
+    found = function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]), initial=neutral)
     return [function(found, has.arrays[1]) if has.first else found]
 
 

@@ -213,7 +213,7 @@ fn lowered(node: &Node, cuts: meet::Cuts, local: Vec<Option<Specs>>) -> Lowered 
 }
 
 /// The layouts of a reshape without the cuts of factors that only one side has, or that do not divide and are not alone in
-/// their dims, and of what comes after them in a dim.
+/// their dims, and of what comes after them, or after a factor that is not cut, in a dim of either side.
 fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
     let count = rule.tensors();
     let dims = |tensor: usize| (0..rule.rank(tensor)).map(move |dim| rule.dim(tensor, dim));
@@ -231,10 +231,10 @@ fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
             cut.clear();
         }
     }
+    project::in_one_piece(rule, &mut kept);
     if kept == cuts {
         return vec![None; count];
     }
-    project::in_one_piece(rule, &mut kept);
     (0..count)
         .map(|tensor| {
             let layout = of_cuts(rule, tensor, &kept);
