@@ -53,7 +53,7 @@ impl Given<'_> {
     pub(super) fn operand(self, number: usize, expected: &[i64]) -> Result<()> {
         self.ensure(self.operands[number] == expected, || {
             let given = self.operands[number];
-            format!("operands[{number}] has the shape {given:?}; beside the others it has {expected:?}")
+            format!("operands[{number}] has the shape {given:?}; next to the others it has {expected:?}")
         })
     }
 
