@@ -117,28 +117,112 @@ def test_families_without_rules_or_stages_are_refused() -> None:
     assert preset("sglang(tp=2, fuse_shared_experts=false)", own).source == "sglang/deepseek-v3"
 
 
-def test_ranks_of_megatron_hold_what_its_deployment_says() -> None:
+@pytest.mark.parametrize("sizes", ["tp=2, pp=2, ep=4, etp=1", "tp=2, pp=2, ep=2", "tp=1, pp=1, ep=1, etp=2"])
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3-moe", "mixtral", "deepseek-v3", "glm4-moe", "qwen3-next", "llama4", "gpt-oss", "nemotron-h"],
+)
+def test_ranks_of_megatron_hold_what_its_deployment_says(model: str, sizes: str) -> None:
     """The deployment of `megatron.gpt`, which is compared with Megatron-Core, has other names for experts only."""
-    config = read("qwen3-moe-0")["config"] | {"num_hidden_layers": 4, "num_experts": 8, "mlp_only_layers": []}
-    made = preset("megatron(tp=2, pp=2, ep=4, etp=1)", config, form="report").layouts
-    ranks = megatron.Ranks(8, tp=2, pp=2, ep=4, etp=1)
-    other = megatron.gpt(ranks, megatron.pipeline(4, pp=2))
+    config = read(f"{model}-0")["config"] | {"num_hidden_layers": 4, "layers_block_type": ["moe"] * 4}
+    config |= {key: 8 for key in ("num_experts", "n_routed_experts", "num_local_experts") if key in config}
+    made = preset(f"megatron({sizes})", config, form="report").layouts
+    given: dict[str, Any] = {key: int(size) for key, size in (one.split("=") for one in sizes.split(", "))}
+    assert isinstance(made, Deployment)
+    ranks = megatron.Ranks(len(made.devices), **given)
+    if model == "gpt-oss" and (ranks.etp or ranks.tp) > 1:
+        return  # Experts with biases are not cut: Megatron-Core refuses.
+    other = megatron.gpt(ranks, megatron.pipeline(4, pp=ranks.pp), gated=model != "nemotron-h")
     inner, hidden = 12, config["hidden_size"]
+    shapes = {"linear_fc1": (2 * inner, hidden), "linear_fc2": (hidden, 2 * inner)}
     for layer in range(4):
         start = f"decoder.layers.{layer}."
         for name, shape in {
             f"{start}self_attention.linear_proj.weight": (hidden, 32),
             f"{start}mlp.router.weight": (8, hidden),
+            f"{start}mlp.linear_fc1.weight": shapes["linear_fc1"],
+            f"{start}mlp.shared_experts.linear_fc1.weight": shapes["linear_fc1"],
+            f"{start}mlp.shared_experts.linear_fc2.weight": shapes["linear_fc2"],
             f"{start}input_layernorm.weight": (hidden,),
         }.items():
             if made.matching_rules(name):
                 assert made.partition(name, shape).holders == other.partition(name, shape).holders
-        for expert in range(8):
-            name = f"{start}mlp.experts.linear_fc1.weight{expert}"
-            stacked = other.partition(f"{start}mlp.experts.experts.linear_fc1.weight", (8, 2 * inner, hidden))
-            firsts = {device: stacked.pieces(device)[0].box[0] for device in stacked.holders}
-            held = [device for device, rows in firsts.items() if rows.start <= expert < rows.stop]
-            assert list(made.partition(name, (2 * inner, hidden)).holders) == held
+                assert made.partition(name, shape).holder_shape(made.partition(name, shape).holders[0]) == (
+                    other.partition(name, shape).holder_shape(other.partition(name, shape).holders[0])
+                )
+        for kind, shape in shapes.items():
+            whole = np.arange(8 * 2 * inner * hidden).reshape(8, *shape)
+            expected = held(other.partition(f"{start}mlp.experts.experts.{kind}.weight", whole.shape), whole)
+            firsts: dict[Any, int] = {device: int(value.min()) // whole[0].size for device, value in expected.items()}
+            for expert in range(8):
+                for way in (f"{kind}.weight{expert}", f"local_experts.{expert}.{kind}.weight"):
+                    if model == "nemotron-h" and "local" in way:
+                        continue
+                    found = held(made.partition(f"{start}mlp.experts.{way}", shape), whole[expert])
+                    wanted = {
+                        device: value[expert - firsts[device]]
+                        for device, value in expected.items()
+                        if 0 <= expert - firsts[device] < len(value)
+                    }
+                    assert found.keys() == wanted.keys()
+                    assert all(np.array_equal(found[device], wanted[device]) for device in found)
+
+
+def held(partition: sw.Partition, whole: Any) -> dict[Any, Any]:
+    """What each device holds of an array."""
+    found = {}
+    for device in partition.holders:
+        found[device] = np.empty(partition.holder_shape(device), whole.dtype)
+        for piece in partition.pieces(device):
+            piece.view(found[device])[...] = whole[piece.box]
+    return found
+
+
+def test_a_stage_of_megatron_that_predicts_further_tokens_has_the_embedding_and_its_own_experts() -> None:
+    """As `GPTModel` makes them: `pre_process or mtp_process` has the embedding, and experts are spread there too."""
+    config = read("deepseek-v3-mtp-0")["config"] | {"num_hidden_layers": 4, "n_routed_experts": 4}
+    words, layer = "embedding.word_embeddings.weight", "mtp.layers.0.transformer_layer."
+    for more, first, last in (
+        ("", ("cpu:0", "cpu:1"), ("cpu:2", "cpu:3")),
+        (', layout="Ett|t|t|mL"', ("cpu:0", "cpu:1"), ("cpu:6", "cpu:7")),
+    ):
+        pp = 4 if more else 2
+        made = preset(f"megatron(tp=2, pp={pp}, ep=2, etp=1{more})", config, form="report").layouts
+        assert made.partition(words, (256, 32)).holders == first + last
+        assert made.partition(f"{layer}mlp.router.weight", (4, 32)).holders == last
+        for name in (f"{layer}mlp.shared_experts.linear_fc1.weight", "mtp.layers.0.eh_proj.weight"):
+            assert made.partition(name, (32, 32)).holders == last
+        for expert in range(4):
+            name = f"{layer}mlp.experts.linear_fc1.weight{expert}"
+            assert made.partition(name, (32, 32)).holders == (last[expert // 2],)
+    none = preset('megatron(tp=2, pp=2, layout="Ett|ttL")', config, form="report").layouts
+    assert none.partition(words, (256, 32)).holders == ("cpu:0", "cpu:1")
+    assert preset("megatron(pp=2)", {**config, "num_nextn_predict_layers": 0}, form="report").layouts.partition(
+        words, (256, 32)
+    ).holders == ("cpu:0",)
+
+
+def test_rules_for_experts_and_others_alike_are_refused_where_experts_are_apart(tmp_path: Path) -> None:
+    config = read("qwen3-moe-0")["config"]
+    own = tmp_path / "own.toml"
+
+    def rules(*keys: str) -> str:
+        own.write_text("[rules]\n" + "".join(f"'{key}' = ['tp', []]\n" for key in keys))
+        return str(own)
+
+    for text, key in (
+        ("megatron(tp=2, ep=2)", r"linear_fc1\.weight\d*$"),
+        ("megatron(tp=2, etp=1)", r"linear_fc1\.weight\d*$"),
+        ("vllm(tp=2, expert_parallel=true)", r"w13_weight$"),
+        ("sglang(tp=2, ep=2)", r"w2_weight$"),
+    ):
+        with pytest.raises(sw.LayoutError, match="for experts and for others alike") as said:
+            preset(text, config, rules=rules(key), form="report")
+        assert repr(key) in str(said.value)
+        assert r"experts\. in the key" in str(said.value)
+        # As it says; and where experts are placed as others, one rule is enough.
+        preset(text, config, rules=rules(rf"mlp\.experts\.{key}", r"other\.weight$"), form="report")
+        preset("megatron(tp=2, etp=2)", config, rules=rules(key), form="report")
 
 
 def test_coordinates_of_names_are_apart_from_rules() -> None:

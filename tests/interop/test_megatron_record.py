@@ -90,6 +90,8 @@ class Bridge:
     def load_weights_hf_to_megatron(self, source: Any, models: list[Stage]) -> None:
         core, (model,), state = self.core, models, source.state
         assert {*state.source.get_all_keys()} == {*state} == {*SHAPES}
+        assert state.source.has_glob("*.3.down")  # Bridges of GLM ask so.
+        assert not state.source.has_glob("3.down")
         gathered: list[Any] = [None] * dist.get_world_size(core.ends)
         dist.all_gather_object(gathered, [name for name, _ in model.named_parameters()], group=core.ends)
         assert all(gathered)
@@ -219,7 +221,7 @@ def test_each_rank_is_recorded(
     engine: SimpleNamespace, capsys: pytest.CaptureFixture[str], sizes: tuple[int, int, int, int], rows: int | None
 ) -> None:
     tp, pp, ep, etp = sizes
-    given = {"pp": pp, "ep": ep, "etp": None if etp == tp else etp, "vocabulary_rows": rows}
+    given: dict[str, Any] = {"pp": pp, "ep": ep, "etp": None if etp == tp else etp, "vocabulary_rows": rows}
     before = dist.scatter, torch.cuda.current_device, torch.Tensor.cuda, sys.excepthook
     ranks = megatron.record_ranks(CONFIG, tp, **given, tensors=SHAPES)
     whole = expected(tp, pp, ep, etp, 10 if rows is None else -(-10 // (rows * tp)) * rows * tp)

@@ -26,6 +26,20 @@ __all__ = ["layouts_of_file", "refuse_stages", "staged_deployment", "stages_of",
 _LAYER = re.compile(r"\(([A-Za-z_\\.]+?)\\\.\\d\+\\\.\)\?")
 #: Keys of rules for experts, but not for shared ones.
 _EXPERTS = re.compile(r"(?<!shared_)(?<![A-Za-z])experts\\\.(?!\)\?)")
+#: Names of experts, by which a rule is found that is for experts and for others alike.
+_NAMED = (
+    *(
+        f"{layer}.experts.{wrapped}{name}"
+        for layer in ("model.layers.0.mlp", "model.layers.0.block_sparse_moe", "model.layers.0.feed_forward")
+        for wrapped in ("", "routed_experts.")
+        for name in ("w13_weight", "w2_weight")
+    ),
+    *(
+        f"decoder.layers.0.mlp.experts.{name}"
+        for fc in ("linear_fc1", "linear_fc2")
+        for name in (f"{fc}.weight0", f"{fc}.bias0", f"local_experts.0.{fc}.weight", f"local_experts.0.{fc}.bias")
+    ),
+)
 #: Names outside of layers, of each kind that engines place alike.
 _OUTER = {
     "embedding": r"(?:embed_tokens|embed_in|wte|wpe|word_embeddings|embeddings?)\.",
@@ -76,9 +90,19 @@ def layouts_of_file(
         meshes: `"dense"`, and `"experts"` if these have another one.
         stages: the layers of each stage.
         at: the coordinates of names.
-        expert: makes the layout of a tensor of experts.
+        expert: makes the layout of a tensor of experts; `None` if they are placed as others.
+
+    Raises:
+        LayoutError: if a rule is for experts and for others alike, and these are placed otherwise.
     """
     rules = {}
+    for name in _NAMED if expert is not None else ():
+        for key in found.matching_rules(name):
+            if _EXPERTS.search(key) is None:
+                raise LayoutError(
+                    f"the rules have {shown(key.removeprefix(found.prefix))} for experts and for others alike, and "
+                    r"experts are placed otherwise: give experts rules of their own, with experts\. in the key"
+                )
     for key, rule in found.rules().items():
         layout, mesh = rule.layout, "dense"
         if expert is not None and _EXPERTS.search(key) is not None:

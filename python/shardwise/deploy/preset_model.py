@@ -100,3 +100,9 @@ class PresetModel(NamedTuple):
         """The number of routed experts."""
         found = stated(language_config(self.config), "experts")
         return 0 if found is None else integer(f"config[{found[0]!r}]", found[1])
+
+    @property
+    def predicted(self) -> int:
+        """The number of layers that predict further tokens."""
+        name = "num_nextn_predict_layers"
+        return integer(f"config[{name!r}]", language_config(self.config).get(name) or 0)

@@ -221,7 +221,9 @@ class _Megatron:
         least = math.lcm(tp * pp * cp, (self.etp or tp) * ep * pp)
         world = least if self.dp is None else tp * pp * cp * self.dp
         ranks = Ranks(world, tp, pp, cp, ep, self.etp, self.order)
-        stages = pipeline(model.layers, pp, self.vpp, first=self.first, last=self.last, layout=self.layout)
+        # A layout says itself whether further tokens are predicted.
+        mtp = model.predicted if self.layout is None or "m" in self.layout else None
+        stages = pipeline(model.layers, pp, self.vpp, first=self.first, last=self.last, layout=self.layout, mtp=mtp)
         if ep > 1 and (not model.experts or model.experts % ep):
             raise LayoutError(f"ep is {ep}, which does not divide the model's {model.experts} experts")
         if model.form in (None, "megatron", "dcp"):
@@ -235,27 +237,34 @@ class _Megatron:
                 "tensor one name; --to megatron writes a checkpoint that all its ranks load"
             )
         file = model.file("megatron")
-        embeds = [stages.first, stages.last] if model.is_tied else [stages.first]
-        meshes = {"dense": ranks.dense, "experts": ranks.expert}
+        predicting = {stage for stage, row in enumerate(stages.chunks) for chunk in row if chunk.mtp}
+        embeds = {stages.first, *([stages.last] if model.is_tied else []), *predicting}
+        meshes = {"dense": ranks.dense}
+        if is_apart := ep > 1 or self.etp not in (None, tp):
+            meshes["experts"] = ranks.expert
 
         def expert(layout: TensorLayout) -> TensorLayout:
             return with_axes(layout, {"tp": ("etp",)})
 
         start = r"^(?:(?:module|language_model)\.)*"
-        layer, end = {"pp": "stage[i]"}, {"pp": stages.last}
+        layer, end, last = {"pp": "stage[i]"}, {"pp": stages.last}, {"pp": sorted(predicting or {stages.last})}
         at: dict[str, Any] = {
-            rf"{start}embedding\.": {"pp": sorted({*embeds})},
-            rf"{start}(?:output_layer|mtp)\.": end,
+            rf"{start}embedding\.": {"pp": sorted(embeds)},
+            rf"{start}output_layer\.": end,
             rf"{start}decoder\.final_(?:layer)?norm\.": end,
         }
-        layers = rf"{start}decoder\.layers\.{{i}}\."
+        layers, later = rf"{start}decoder\.layers\.{{i}}\.", rf"{start}mtp\.layers\.\d+\."
         if ep > 1:
             names = r"mlp\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)){e}(?:\.|$)"
-            at[f"{layers}{names}"] = {**layer, "ep": f"e // {model.experts // ep}"}
-            layers += r"(?:[^m]|m[^l]|ml[^p]|mlp\.[^e])"  # All others.
-        at[layers] = layer
+            others = r"(?:[^m]|m[^l]|ml[^p]|mlp\.[^e])"
+            spread = {"ep": f"e // {model.experts // ep}"}
+            at |= {f"{layers}{names}": {**layer, **spread}, rf"{later}\w+\.{names}": {**last, **spread}}
+            layers, later = f"{layers}{others}", rf"{later}\w+\.{others}"
+        at |= {layers: layer, later: last}
         found = LayoutMap.from_toml(file, config=model.config_if_any)
-        return _made(model, file, layouts_of_file(model, found, meshes, stages, at, expert), "ranks")
+        return _made(
+            model, file, layouts_of_file(model, found, meshes, stages, at, expert if is_apart else None), "ranks"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -85,7 +86,9 @@ class _GivenTensors(Mapping[str, Any]):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
-        self.source = SimpleNamespace(get_all_keys=lambda: list(given))
+        self.source = SimpleNamespace(
+            get_all_keys=lambda: list(given), has_glob=lambda pattern: any(fnmatch(name, pattern) for name in given)
+        )
 
     def __getitem__(self, name: str) -> Any:
         return self._given[name]
