@@ -116,7 +116,7 @@ def test_others_are_refused_by_the_argument_s_name() -> None:
     with pytest.raises(TypeError, match="src must be a LayoutMap, a Deployment, a manifest or a mapping"):
         placing_of([("w", None)], "src")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"layouts\['w'\]"):
-        partition_of(placing_of({"w": ("tp",)}), "w", (4,), "even")  # type: ignore[dict-item]
+        partition_of(placing_of({"w": ("tp",)}), "w", (4,), "even")  # type: ignore[arg-type]
 
 
 def test_a_manifest_is_asked_as_its_deployment_is() -> None:

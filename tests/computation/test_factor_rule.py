@@ -187,7 +187,7 @@ def test_sizes_come_from_shapes() -> None:
     ("op", "operands", "results", "attributes", "says"),
     [
         ("tanhh", [(2,)], [(2,)], {}, r'no rule is known for it; did you mean "tanh"\?; give one as a `FactorRule`'),
-        ("add", [(2,), (3,)], [(2,)], {}, r"operands\[1\] has the shape \[3\]; beside the others it has \[2\]"),
+        ("add", [(2,), (3,)], [(2,)], {}, r"operands\[1\] has the shape \[3\]; next to the others it has \[2\]"),
         ("add", [], [(2,)], {}, "it has at least one operand"),
         ("reshape", [(6,)], [(4,)], {}, r"\[6\] has 6 elements, \[4\] has 4"),
         ("slice", [(6,)], [(4,)], {}, "attribute `start_indices` is missing; it is a list of integers"),

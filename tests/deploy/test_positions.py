@@ -278,7 +278,11 @@ def listed(whole: tuple[int, ...]) -> Tiling:
 def test_a_manifest_says_what_its_deployment_says() -> None:
     """By layouts, packed ones too, on meshes of their own, and as listed boxes of the same pieces."""
     mesh = DeviceMesh((2, 2), ("pp", "tp"))
-    rules = {"qk": TensorLayout((parse("q:(4@tp 2) + k:(2@tp 2)"), None)), r"h\.{i}": ("tp", None), "bias": (None,)}
+    rules: dict[str, Any] = {
+        "qk": TensorLayout((parse("q:(4@tp 2) + k:(2@tp 2)"), None)),
+        r"h\.{i}": ("tp", None),
+        "bias": (None,),
+    }
     engine = Deployment(4, mesh, {**rules, "bias": DeploymentRule((None,), at={"pp": 1})})
     shapes = {"qk": (12, 3), "h.0": (5, 3), "bias": (3,)}
     manifest = engine.manifest({name: (shape, "float32") for name, shape in shapes.items()}, uneven="balanced")

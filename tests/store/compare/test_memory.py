@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_manifests_prove_memory_and_cut_files(tmp_path: Path) -> None:
         parts = [np.split(tensors[name], 2)[rank] for name in ("q", "k")]
         return {"qk": np.concatenate(parts), "norm": tensors["norm"]}
 
-    ranks = [sw.record(described, lambda given, at=at: loaded_by(given, at), f"cpu:{at}") for at in range(2)]
+    ranks = [sw.record(described, partial(loaded_by, rank=at), f"cpu:{at}") for at in range(2)]
     deployment = Deployment(2, DeviceMesh((2,), ("tp",)), rules)
     whole = {name: np.random.default_rng(4).integers(1, 99, shape).astype(np.int32) for name, shape in shapes.items()}
     sw.save_checkpoint(tmp_path / "whole", whole, sync=False)

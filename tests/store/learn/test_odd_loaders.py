@@ -60,7 +60,8 @@ def heads_with_remainder(config: Config, ranks: int, rank: int) -> range:
 
 def uneven_heads(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Array:
     own, d = heads_with_remainder(config, ranks, rank), config["head_dim"]
-    return tensors["q"][own.start * d : own.stop * d].copy()
+    found: Array = tensors["q"][own.start * d : own.stop * d].copy()
+    return found
 
 
 def in_place(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Array:
@@ -75,8 +76,9 @@ def in_place(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int
 def halves(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Array:
     """Rows of each head from interleaved pairs to two halves, as rotary positions need it."""
     d, hidden = config["head_dim"], config["hidden_size"]
-    own = np.split(tensors["q"], ranks)[rank]
-    return own.reshape(-1, d // 2, 2, hidden).transpose(0, 2, 1, 3).reshape(-1, hidden).copy()
+    own = np.split(tensors["q"], ranks)[rank].reshape(-1, d // 2, 2, hidden)
+    found: Array = own.transpose(0, 2, 1, 3).reshape(-1, hidden).copy()
+    return found
 
 
 def pairs(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Array:
@@ -115,7 +117,8 @@ def three_by_hand(config: Config, ranks: int, rank: int, at: tuple[int, ...]) ->
 
 def padded(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Array:
     words = tensors["embed"]
-    return np.split(np.pad(words, ((0, -len(words) % 64), (0, 0))), ranks)[rank].copy()
+    own: Array = np.split(np.pad(words, ((0, -len(words) % 64), (0, 0))), ranks)[rank].copy()
+    return own
 
 
 def padded_by_hand(config: Config, ranks: int, rank: int, at: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:

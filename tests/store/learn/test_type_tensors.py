@@ -46,14 +46,14 @@ def tensors_of(config: Mapping[str, Any], *, odd: bool = False) -> dict[str, Sha
         raise ValueError("there is no such order or kind")
     found: dict[str, Shape] = {"embed.weight": (c["words"], c["hidden"])}
     for i in range(c["layers"]):
-        own = {}
+        own: dict[str, Shape] = {}
         if c["kinds"][i] == "full":
             own["q.weight"] = (c["heads"] * c["head_dim"], c["hidden"])
             own["kv.weight"] = (2 * c["kv_heads"] * c["head_dim"], c["hidden"])
             if c["latent"] is not None:
                 own |= {"q.weight": (c["heads"] * c["head_dim"], c["latent"]), "a.weight": (c["latent"], c["hidden"])}
             if c["bias"]:
-                own["q.bias"] = own["q.weight"][:1]
+                own["q.bias"] = (own["q.weight"][0],)
         else:
             own["mix.weight"] = (c["hidden"] + 2 * c["heads"], int(c["width"] * c["hidden"]))
         if i < c["first_dense"]:
