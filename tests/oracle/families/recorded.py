@@ -4,6 +4,9 @@
 defaults with small sizes; those that transformers does not take then are not recorded. It takes half an hour, and
 writes what it finds into `tests/data/families/plans.json`, of which `table` makes the table of `docs/proof.md`:
 `python -c "from tests.oracle.families.recorded import table; print(table())"`.
+
+`python -m tests.oracle.families.recorded tensors [TYPE ...]` learns the tensors of types from their configurations, and
+writes those into the package's `rules/tensors.json` that hold for the type's default configuration: minutes a type.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +28,8 @@ from .models import DATA
 
 #: For each type: "recorded" and equal to the rules of the plan, "rules" of the plan only, or "none".
 PLANS = DATA.parent / "families" / "plans.json"
+#: The tables of types whose tensors follow from a configuration.
+TENSORS = Path(sw.__file__).parent / "rules" / "tensors.json"
 RANKS = 2
 #: The rows of the table, by what the plan gives and whether the package has a file for the type.
 ROWS = {
@@ -73,13 +80,39 @@ def types_table() -> str:
     return "\n".join(["| how | number | model types |", "|---|---|---|", *found])
 
 
-def ask(kind: str) -> tuple[str, list[str]]:
-    """What the adapter makes of a type, as in `PLANS`, and why it is not more."""
+def defaults(kind: str) -> dict[str, Any]:
+    """The default configuration of a type, whole."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    found: dict[str, Any] = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str))
+    return found | {"model_type": kind}
+
+
+def learn_tensors(kinds: Sequence[str], file: Path = TENSORS) -> None:
+    """Learn the tensors of types, and keep the tables of those of which no size is fixed."""
     from shardwise.interop import transformers as adapter
 
-    given = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str)) | {"model_type": kind}
+    tables = json.loads(file.read_text())
+    for kind in kinds:
+        tables.pop(kind, None)
+        try:
+            table = adapter.type_tensors_of(defaults(kind))
+        except sw.ShardwiseError as error:
+            print(kind, f"{error}"[:200], flush=True)
+            continue
+        fixed = {key: value for key, value in table.get("fixed", {}).items() if isinstance(value, int | float | list)}
+        print(kind, f"sizes are fixed: {fixed}" if fixed else "learned", flush=True)
+        if not fixed:
+            tables[kind] = {key: value for key, value in table.items() if key != "type"}
+        lines = [f"{json.dumps(key)}: {json.dumps(tables[key], separators=(',', ':'))}" for key in sorted(tables)]
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def ask(kind: str) -> tuple[str, list[str]]:
+    """What the adapter makes of a type, as in `PLANS`, and why it is not more."""
+    from shardwise.interop import transformers as adapter
+
+    given = defaults(kind)
     how, said = "none", []
     try:
         adapter.tp_rules_of(given, "tp")
@@ -136,6 +169,9 @@ def main() -> None:
 
     warnings.filterwarnings("ignore")
     kinds = [kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])]
+    if sys.argv[1:2] == ["tensors"]:
+        learn_tensors(sys.argv[2:] or kinds)
+        return
     asked = kinds[slice(*map(int, sys.argv[1:3] or ["0", str(len(kinds))]))]
     found = json.loads(PLANS.read_text())["types"]
     for kind in asked:
