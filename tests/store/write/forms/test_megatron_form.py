@@ -199,3 +199,42 @@ def test_states_that_are_not_those_of_the_weights_are_not_read(tmp_path: Path) -
             checkpoint[f"optimizer.state.exp_avg.{key}"]
     with pytest.raises(sw.ParseError, match="and the weight has"):
         sw.reshard_checkpoint(made, tmp_path / "again", to="megatron")
+
+
+def test_layers_get_the_states_for_which_megatron_asks(tmp_path: Path) -> None:
+    """As `sharded_state_dict` of Megatron-Core's local layers has them, by hand, and those of Transformer Engine."""
+    shapes = {
+        "decoder.layers.self_attention.linear_qkv.weight": (2, 6, 4),
+        "decoder.layers.self_attention.linear_qkv.layer_norm_weight": (2, 4),
+        "decoder.layers.self_attention.linear_proj.weight": (2, 4, 4),
+        "decoder.layers.mlp.experts.experts.linear_fc1.weight": (2, 3, 4, 4),
+        "decoder.layers.5.mlp.experts.experts.linear_fc2.weight": (3, 4, 4),
+        "decoder.layers.5.mlp.router.weight": (3, 4),
+        "decoder.final_layernorm.weight": (4,),
+        "embedding.word_embeddings.weight": (8, 4),
+        "output_layer.weight": (8, 4),
+    }
+    sw.save_checkpoint(tmp_path / "made", {name: np.ones(shape, "f4") for name, shape in shapes.items()}, sync=False)
+    sw.reshard_checkpoint(tmp_path / "made", tmp_path / "megatron", to="megatron", sync=False)
+    layer, attention = "decoder.layers.", "decoder.layers.self_attention."
+    expected = {
+        f"{attention}{name}._extra_state/shard_{at}_2"
+        for name in ("linear_qkv", "linear_proj", "core_attention")
+        for at in range(2)
+    }
+    fc = "mlp.experts.experts.linear_fc"
+    expected |= {f"{layer}{fc}1._extra_state/shard_{at}.{e}_2.3" for at in range(2) for e in range(3)}
+    expected |= {f"{layer}5.{fc}2._extra_state/shard_{e}_3" for e in range(3)}
+    expected |= {"decoder.final_layernorm._extra_state/shard_0_1"}
+    with sw.open_checkpoint(tmp_path / "megatron") as checkpoint:
+        states = {name: held.value() for name, held in checkpoint.objects.items() if "_extra_state" in name}
+    assert states == {name: [None] for name in expected}
+    # Those of a source are copied, and no others are made.
+    sw.reshard_checkpoint(tmp_path / "megatron", tmp_path / "fewer", to="megatron", drop="qkv._extra", sync=False)
+    with sw.open_checkpoint(tmp_path / "fewer") as checkpoint:
+        assert {name for name in checkpoint.objects if "_extra_state" in name} == {
+            name for name in expected if "qkv" not in name
+        }
+    sw.reshard_checkpoint(tmp_path / "made", tmp_path / "dcp", to="dcp", sync=False)
+    with sw.open_checkpoint(tmp_path / "dcp") as checkpoint:
+        assert not checkpoint.objects

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...._core import Persistent, Record
 from ...._text import shown
@@ -21,7 +23,7 @@ from .dcp import value_bytes
 from .nested import groups_by_name
 from .pickles import Call, Global, New
 
-__all__ = ["COMMON", "METADATA", "MegatronForm", "is_of_group", "is_said", "megatron_form"]
+__all__ = ["COMMON", "METADATA", "NONE", "MegatronForm", "extra_states", "is_of_group", "is_said", "megatron_form"]
 
 #: The files next to the index.
 METADATA, COMMON = "metadata.json", "common.pt"
@@ -38,6 +40,11 @@ _OF_PARAMETER = re.compile(r"(?:optim|optimizer)\.param_groups\.(.+)")
 _PLAIN = ("args", "checkpoint_version", "iteration", "num_floating_point_operations_so_far")
 _SHARDING = "optimizer.param_state_sharding_type"
 _NESTED = ("opt_param_scheduler", "content_metadata")
+#: The weight of a layer that has a state of FP8, or may have one: linear layers, and norms of Transformer Engine.
+_LAYER = re.compile(r"((?:.*\.)?(?:decoder|mtp)\..*?(?:linear_\w+|\w*norm|(?:eh|in|out)_proj))\.weight")
+_STATE = "._extra_state/"
+#: The state of a layer that has none, as Megatron-Core saves it; Transformer Engine takes it too.
+NONE = [None]
 #: The keys, with default values, by which Megatron matches a group of a checkpoint with one of its own.
 _KEYS: dict[str, Any] = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
 
@@ -137,6 +144,29 @@ def megatron_form(
     common, used = _common(values, groups)
     beside = {METADATA: json.dumps(_SAID).encode(), COMMON: value_bytes(common)}
     return MegatronForm(found, beside, used, groups.doubts, unrounded)
+
+
+def extra_states(shapes: Mapping[str, tuple[int, ...]], values: Iterable[str]) -> list[str]:
+    """Return the names of states of FP8, one of each layer and expert, for which Megatron-Core asks; each is `NONE`.
+
+    Args:
+        shapes: The shape of each tensor, by Megatron's keys.
+        values: The names of the values that there are: with states of a source, no others are made.
+    """
+    if any(_STATE in name for name in values):
+        return []
+    found: list[str] = []
+    for name, shape in shapes.items():
+        if (match := _LAYER.fullmatch(name)) is None:
+            continue
+        whole = shape[: _is_stacked(name) + (".experts.experts." in name)] or (1,)
+        modules = [match[1]]
+        if modules[0].endswith("attention.linear_proj"):
+            modules.append(modules[0].replace("linear_proj", "core_attention"))
+        for module in modules:
+            ends = ".".join(map(str, whole))
+            found += [f"{module}{_STATE}shard_{'.'.join(map(str, at))}_{ends}" for at in np.ndindex(whole)]
+    return found
 
 
 def is_said(name: str) -> bool:

@@ -40,14 +40,15 @@ from ...rewritten.left_out import (
     without_a_place,
 )
 from ...rewritten.names import Renamed, chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
-from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_number, wanted_stored
+from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_bytes, wanted_number, wanted_stored
 from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
+from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN, Target
-from ..forms.megatron import is_of_group, is_said, megatron_form
+from ..forms.megatron import NONE, extra_states, is_of_group, is_said, megatron_form
 from ..forms.nested import Nested, nested_of, with_masters
 from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
@@ -174,6 +175,9 @@ class Preparation:
             rest = {old: new for old, new in values.items() if new not in megatron.values and not is_of_group(new)}
             placed = {old: new for old, new in rest.items() if checkpoint.objects[old].extent}
             held, losses = self._values("dcp", placed, taken, wanted)
+            states = extra_states({tensor.name: tensor.shape for tensor in wanted}, values.values())
+            none = wanted_bytes("", value_bytes(NONE))
+            held.wanted.extend(replace(none, name=name) for name in states)
             homeless = [*(old for old in rest if old not in placed), *held.homeless]
             return _FormContents("dcp", wanted, held, {}, None, megatron.doubts, losses, rest, homeless)
         names, wanted = self._wanted(scratch, kept, taken.weights)
