@@ -110,6 +110,12 @@ def test_families_without_rules_or_stages_are_refused() -> None:
         preset("vllm(pp=2)", {**LLAMA, "model_type": "bert"})
     with pytest.raises(sw.LayoutError, match="which its rules here do not"):
         preset("sglang(tp=2)", read("deepseek-v3-0")["config"] | {"n_routed_experts": 256})
+    # `GPTModel` has output_layer.weight on a last stage without the embedding.
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    with pytest.raises(sw.LayoutError, match=r"names its copy output_layer\.weight, .*; --to megatron writes"):
+        preset("megatron(tp=2, pp=2)", tied, form="ranks")
+    assert preset("megatron(tp=2, pp=2)", tied, form="megatron").source == "torch_dist/llama"
+    assert preset("megatron(tp=2)", tied, form="ranks").source == "megatron/llama"
     # As the refusals say.
     with pytest.warns(sw.ShardwiseWarning, match="see that each rule is right for it"):
         assert preset("vllm(2)", {**LLAMA, "model_type": "unheard_of"}, rules="vllm/llama").source == "vllm/llama"

@@ -236,6 +236,12 @@ class _Megatron:
                 f"ep is {ep}: Megatron-Core numbers the experts of each rank from 0, but files for ranks give each "
                 "tensor one name; --to megatron writes a checkpoint that all its ranks load"
             )
+        if pp > 1 and model.is_tied and model.form != "report":
+            raise LayoutError(
+                f"the embedding and the output layer are tied, and pp is {pp}: the last stage of Megatron-Core names "
+                "its copy output_layer.weight, but files for ranks give each tensor one name; --to megatron writes a "
+                "checkpoint that all its ranks load"
+            )
         file = model.file("megatron")
         predicting = {stage for stage, row in enumerate(stages.chunks) for chunk in row if chunk.mtp}
         embeds = {stages.first, *([stages.last] if model.is_tied else []), *predicting}
