@@ -21,6 +21,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule, megatron, preset
 from shardwise.deploy.notation import parse_call
+from shardwise.rules.model_shapes import is_tied
 
 from ..oracle.families.models import DATA, digest, numbered, read
 
@@ -206,6 +207,20 @@ def test_a_stage_of_megatron_that_predicts_further_tokens_has_the_embedding_and_
     assert preset("megatron(pp=2)", {**config, "num_nextn_predict_layers": 0}, form="report").layouts.partition(
         words, (256, 32)
     ).holders == ("cpu:0",)
+
+
+def test_a_configuration_that_does_not_say_whether_it_is_tied_is_as_transformers_takes_it() -> None:
+    """Released files of Gemma leave out what is the default of their class."""
+    words, shape = "embedding.word_embeddings.weight", (256, 64)
+    for model, ends in (("gemma2-0", 2), ("gemma3-0", 2), ("llama-0", 1), ("qwen3-0", 1)):
+        config = read(model)["config"] | {"num_hidden_layers": 4}
+        config.pop("tie_word_embeddings", None)
+        made = preset("megatron(pp=2)", config, form="report").layouts
+        assert made.partition(words, shape).holders == ("cpu:0", "cpu:1")[:ends]
+    # As a type that was recorded says; and of one that is not known, as before.
+    types = {"gpt2": True, "cohere": True, "arcee": False, "unheard_of": False}
+    assert {kind: is_tied({"model_type": kind}) for kind in types} == types
+    assert not is_tied({"model_type": "gemma2", "tie_word_embeddings": False})
 
 
 def test_rules_for_experts_and_others_alike_are_refused_where_experts_are_apart(tmp_path: Path) -> None:

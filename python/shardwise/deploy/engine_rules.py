@@ -12,6 +12,7 @@ from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..packed import concat, part
 from ..rules.book import note_origin
+from ..rules.model_shapes import is_tied
 from ..rules.names import architecture_of, expert_names, keys_of, merged_names, module_words, shipped_table, stated
 from ..rules.wrapped import language_config
 from .deployment import Deployment
@@ -88,7 +89,7 @@ def model_of(config: Any) -> EngineModel:
         TypeError: if it is no mapping, or a number is no integer.
     """
     instance("config", config, Mapping)  # type: ignore[type-abstract]
-    named = config.get("architectures")
+    named, tied = config.get("architectures"), is_tied(config)
     config = language_config(config)
     kind = str(config.get("model_type", ""))
 
@@ -117,7 +118,7 @@ def model_of(config: Any) -> EngineModel:
         head_dim=dim,
         vocab=number("vocabulary") if any(key in config for key in keys_of("vocabulary")) else None,
         experts=number("experts", default=0),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=tied,
         latent=(nope + number("rope_head_dim"), nope + v_dim) if is_latent else None,
         latent_queries=stated(config, "q_rank") is not None,
         v_head_dim=v_dim,

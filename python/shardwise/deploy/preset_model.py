@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .._arguments import integer
 from ..errors import LayoutError
+from ..rules.model_shapes import is_tied
 from ..rules.names import stated
 from ..rules.shipped import example_rules
 from ..rules.toml import read_compared, read_models
@@ -88,7 +89,7 @@ class PresetModel(NamedTuple):
     @property
     def is_tied(self) -> bool:
         """True if the output layer is the embedding."""
-        return bool(language_config(self.config).get("tie_word_embeddings", False))
+        return is_tied(self.config)
 
     @property
     def config_if_any(self) -> Mapping[str, Any] | None:

@@ -12,7 +12,8 @@ from ..deploy.megatron import Ranks
 from ..errors import LayoutError
 from ..packed import gate_up, qkv
 from ..quantized.forms import AlikeTensors
-from ..rules.wrapped import language_config, model_types
+from ..rules.model_shapes import is_tied
+from ..rules.wrapped import model_types
 from .answer import Unknown
 from .evidence import Judged, judged, number_of_experts
 
@@ -93,9 +94,7 @@ def deployed_by_names(
     if experts % sizes.ep:
         raise LayoutError(f"ep is {sizes.ep}, and the {experts} experts do not divide into it")
     stages = _stages(known, sizes.pp, layers)
-    tied = bool(language_config(config).get("tie_word_embeddings")) and not any(
-        _OUTPUT.search(one.name) for one in known
-    )
+    tied = is_tied(config) and not any(_OUTPUT.search(one.name) for one in known)
     rules: dict[str, DeploymentRule] = {}
     cut_rows: dict[str, Any] = {}
     for one in known:

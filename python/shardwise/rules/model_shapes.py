@@ -22,7 +22,7 @@ from .toml import read_type_tensors
 from .type_tensors import MOST_TENSORS, TypeTensors
 from .wrapped import language_config, language_part
 
-__all__ = ["model_shapes"]
+__all__ = ["is_tied", "model_shapes"]
 
 #: Names in a layer, with the sizes of their dims.
 _Shapes = dict[str, str]
@@ -317,6 +317,22 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
     if not _is(said, "tie_word_embeddings", is_tied):
         found.update(sizes.of(output))
     return found
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Return whether the output layer is the embedding: as a configuration says, or else as transformers takes it.
+
+    >>> is_tied({"model_type": "gemma2"}), is_tied({"model_type": "llama"})
+    (True, False)
+    """
+    said = language_config(config)
+    kinds = [one.get("model_type") for one in (said, config)]
+    named = [kind for kind in kinds if isinstance(kind, str)]
+    known = [_FAMILIES[kind][1] for kind in named if kind in _FAMILIES]
+    if not known:
+        tables = [_tables()[kind].get("defaults", {}) for kind in named if kind in _tables()]
+        known = [table.get("tie_word_embeddings") is True for table in tables]
+    return _is(said, "tie_word_embeddings", any(known[:1]))
 
 
 @functools.cache
