@@ -151,7 +151,7 @@ pub struct Ops {
     pub places: Vec<(Option<usize>, usize)>,
     constraints: Vec<Constrained>,
     edges: HashMap<(Arc<[i64]>, usize), Arc<Ruled>>,
-    /// What is known of the uses of values, once it is asked for.
+    /// The uses of values, worked out when they are first asked for.
     pub(super) uses: OnceLock<Uses>,
 }
 

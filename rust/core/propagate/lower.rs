@@ -89,7 +89,7 @@ pub fn propagate(
     Ok(Ok(Propagated { flow, layouts, lowered }))
 }
 
-/// What is known of ops of one rule whose values have the same layouts.
+/// The result for ops of one rule whose values have the same layouts.
 enum Known {
     /// The way in which they compute.
     As(Option<Arc<Lowered>>),
