@@ -14,8 +14,9 @@ from pathlib import Path
 __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
-#: A wheel that is larger is looked at before this number is raised. Half is the compiled module, half Python and rules.
-MOST_BYTES = 13 * 2**18
+#: A wheel that is larger is looked at before this number is raised. More than half is the compiled
+#: module; compiled for size it has 0.4 million bytes less, but finds elements a quarter as fast.
+MOST_BYTES = 27 * 2**17
 
 # Folders of people, and of what builds on hosted machines.
 _HOMES = re.compile(rb"(?:/home/|/root/|/Users/|/github/|/runner/|[A-Za-z]:[\\/](?:Users|a)[\\/])[\w.\\/-]*")

@@ -280,7 +280,8 @@ class Tiling(Drawn):
     @property
     def grid_chunks(self) -> tuple[int, ...] | None:
         """The shape of a chunk of a grid; `None` for any other tiling."""
-        chunks: tuple[int, ...] | None = self._key[3] if self._key[0] == "grid" else None
+        is_grid = isinstance(self._core, CoreTiling) and self._key[0] == "grid"
+        chunks: tuple[int, ...] | None = self._key[3] if is_grid else None
         return chunks
 
     def kind_text(self) -> str:

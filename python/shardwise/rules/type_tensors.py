@@ -43,7 +43,7 @@ class TypeTensors:
         ParseError: if it states something else.
 
     >>> group = {"range": {"i": "layers"}, "where": ["not tied"], "shapes": {"h.{i}.w": ["heads * d", "hidden"]}}
-    >>> table = {"type": "mine", "defaults": {"d": "hidden // heads"}, "groups": [group]}
+    >>> table = {"type": "mine", "defaults": {"d": "= hidden // heads"}, "groups": [group]}
     >>> TypeTensors(table, "mine.toml").shapes({"layers": 1, "hidden": 8, "heads": 2, "tied": False})
     {'h.0.w': (8, 8)}
     """

@@ -100,7 +100,7 @@ def test_refused() -> None:
         (
             lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}),
             TypeError,
-            "src must be a LayoutMap, a Deployment or a mapping",
+            "src must be a LayoutMap, a Deployment, a manifest or a mapping",
         ),
         (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
         (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..._expressions import parse_expression
 from ...errors import ShardwiseError
+from ...rules.names import keys_of
 from ...rules.type_tensors import ConfigValues, condition_holds
 from .experiments import FlatConfig, Sample, differing_keys, flat_config, nested_config
 
@@ -101,7 +102,7 @@ class Facts:
                 found[prefix] = None
                 for key in self._varied:  # The last layers may lack all of it.
                     values = [self._samples[at].flat.get(key) for at in counts]
-                    is_end = key.rpartition(".")[2] in ("num_hidden_layers", "n_layer", "num_layers", "depth")
+                    is_end = key.rpartition(".")[2] in (*keys_of("layers"), "num_layers", "depth")
                     if is_end and all(type(v) is int and v >= c for v, c in zip(values, counts.values(), strict=True)):
                         found[prefix] = key
         return found

@@ -149,7 +149,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_layouts_of_the_wrong_type(tmp_path: Path, wrong: Any) -> None:
     sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
     for layouts, said in (
-        (wrong, "layouts must be a LayoutMap, a Deployment or a mapping"),
+        (wrong, "layouts must be a LayoutMap, a Deployment, a manifest or a mapping"),
         ({"w": wrong}, r"layouts\['w'\] must be a"),
     ):
         with pytest.raises(TypeError, match=said):
