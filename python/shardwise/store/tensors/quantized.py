@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import Dtype
 from ...errors import ParseError
@@ -11,7 +11,9 @@ from ...quantized.follow import with_states
 from ...quantized.forms import Components, stated_components
 from ...quantized.method import quantization_of, stated_method
 from ...quantized.parts import StatedError
-from .checkpoint import StoredCheckpoint
+
+if TYPE_CHECKING:  # The tensors of a configuration need no files.
+    from .checkpoint import StoredCheckpoint
 
 __all__ = ["Outline", "components_in", "reader_of"]
 
