@@ -107,6 +107,13 @@ def _made(model: PresetModel, file: Any, layouts: LayoutMap | Deployment, form: 
     return Preset(layouts, Rewrites.from_toml(file, config=model.config_if_any), form, str(file))
 
 
+def _by_tp(model: PresetModel, engine: str, tp: int) -> Preset:
+    """Return the layouts of an engine whose only axis is tensor parallelism."""
+    file = model.file(engine)
+    layouts = LayoutMap.from_toml(file, DeviceMesh((tp,), ("tp",)), config=model.config_if_any)
+    return _made(model, file, layouts, None)
+
+
 class _Engine(Protocol):
     """The options of a preset, which are its fields."""
 
@@ -291,10 +298,7 @@ class _Transformers:
     tp: int = 1
 
     def preset(self, model: PresetModel) -> Preset:
-        file = model.file("hf")
-        return _made(
-            model, file, LayoutMap.from_toml(file, DeviceMesh((self.tp,), ("tp",)), config=model.config_if_any), None
-        )
+        return _by_tp(model, "hf", self.tp)
 
 
 @dataclass(frozen=True)
@@ -304,10 +308,7 @@ class _MaxText:
     tp: int = 1
 
     def preset(self, model: PresetModel) -> Preset:
-        file = model.file("maxtext")
-        return _made(
-            model, file, LayoutMap.from_toml(file, DeviceMesh((self.tp,), ("tp",)), config=model.config_if_any), None
-        )
+        return _by_tp(model, "maxtext", self.tp)
 
 
 #: The presets by their names.
