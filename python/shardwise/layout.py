@@ -67,7 +67,6 @@ class TensorLayout(Drawn):
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
     _core: CoreLayout | None
-    #: Asked for by every partition.
     _packed: bool
 
     def __init__(
@@ -80,8 +79,7 @@ class TensorLayout(Drawn):
         self._axes = _normalised(axes)
         self._packed = any(map(_is_packed, self._axes))
         self._unreduced = names_in_spec("unreduced", unreduced)
-        self._mesh = None
-        self._core = None
+        self._mesh = self._core = None
         _check_used_once(self._axes, self._unreduced)
         if device_mesh is not None:
             self._bind(device_mesh)
@@ -270,17 +268,17 @@ class TensorLayout(Drawn):
         return [*(name for spec in self._axes for name in axes_of_spec(spec)), *self._unreduced]
 
     def _over(self, mesh: DeviceMesh) -> TensorLayout:
-        """The same layout over a mesh of the same devices, whose axes are factors of this mesh's axes."""
-        place = {name: position for position, name in enumerate(mesh.axis_names)}
+        """Return the same layout over a mesh of the same devices, whose axes are factors of this mesh's axes."""
+        own = self.require_mesh("a view")
+        parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
 
         def factors(name: str) -> list[str]:
-            if name in place:
+            if name in mesh.axis_names:
                 return [name]
             wanted = parse_sub_axis(name)
-            if wanted is None or wanted.axis not in self.require_mesh("a view").axis_names:
-                wanted = SubAxis(name, 1, self.require_mesh("a view").axis_size(name))
-            parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
-            if wanted.axis in place:
+            if wanted is None or wanted.axis not in own.axis_names:
+                wanted = SubAxis(name, 1, own.axis_size(name))
+            if wanted.axis in mesh.axis_names:
                 # An axis that is not factored has only the sub-axes of size 1 and the whole axis.
                 return [wanted.axis] if wanted.size > 1 else []
             return [
@@ -300,11 +298,7 @@ class TensorLayout(Drawn):
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
     def require_mesh(self, what: str) -> DeviceMesh:
-        """Return the mesh of the layout.
-
-        Raises:
-            LayoutError: if it has none; says that `what` needs one.
-        """
+        """Return the mesh of the layout; a layout without one is refused, as `what` needs it."""
         if self._mesh is None:
             raise LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")
         return self._mesh

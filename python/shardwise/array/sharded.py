@@ -90,35 +90,25 @@ class ShardedArray(Drawn, ShardSource):
         if not isinstance(shards, (Sequence, np.ndarray)):
             raise TypeError(f"shards must be a sequence of numpy arrays, got {type(shards).__name__}")
         views = checked_arrays("shards", shards, tiling, None)
-        self._tiling = tiling
+        self._tiling, self._array, self._views = tiling, None, views
         self._dtype = views[0].dtype if views else np.dtype(np.float64)
-        self._array = None
-        self._views = views
 
     @classmethod
-    def _of_array(cls, partition: Partition, array: npt.NDArray[Any]) -> ShardedArray:
-        """The views of one array, made when they are asked for."""
+    def _of(
+        cls,
+        tiling: Tiling,
+        dtype: np.dtype[Any],
+        array: npt.NDArray[Any] | None,
+        shards: list[npt.NDArray[Any]] | None = None,
+    ) -> ShardedArray:
+        """Return a sharded array of a global array, whose views are made late, or of shards that are known to fit."""
         sharded = cls.__new__(cls)
-        sharded._tiling = partition
-        sharded._dtype = array.dtype
-        sharded._array = array
-        sharded._views = None
-        return sharded
-
-    @classmethod
-    def _of_shards(cls, tiling: Tiling, shards: list[npt.NDArray[Any]], dtype: np.dtype[Any]) -> ShardedArray:
-        """Shards that are known to fit."""
-        sharded = cls.__new__(cls)
-        sharded._tiling = tiling
-        sharded._dtype = dtype
-        sharded._array = None
-        sharded._views = shards
+        sharded._tiling, sharded._dtype, sharded._array, sharded._views = tiling, dtype, array, shards
         return sharded
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._array is not None:
-            return ShardedArray._of_array, (self._tiling, self._array)
-        return ShardedArray._of_shards, (self._tiling, self._views, self._dtype)
+        shards = self._views if self._array is None else None
+        return ShardedArray._of, (self._tiling, self._dtype, self._array, shards)
 
     @property
     def tiling(self) -> Tiling:
@@ -163,14 +153,7 @@ class ShardedArray(Drawn, ShardSource):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the global array, each element counted once; for those of each device see `partition.nbytes`.
-
-        >>> import numpy as np
-        >>> from shardwise import DeviceMesh, TensorLayout
-        >>> sharded = distribute_tensor(np.zeros((4, 2), "int8"), TensorLayout(("x", None), DeviceMesh((2,), ("x",))))
-        >>> sharded.nbytes, sharded.partition.nbytes(sharded.dtype).tolist()
-        (8, [4, 4])
-        """
+        """The bytes of the global array, each element counted once; for those of each device see `partition.nbytes`."""
         return self._tiling.size * self._dtype.itemsize
 
     @property
@@ -263,10 +246,6 @@ class ShardedArray(Drawn, ShardSource):
             LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;
                 names the first element that does.
 
-        >>> import numpy as np
-        >>> from shardwise import DeviceMesh, TensorLayout
-        >>> distribute_tensor(np.arange(4), TensorLayout(("x",), DeviceMesh((2,), ("x",)))).numpy()
-        array([0, 1, 2, 3])
         """
         if self._array is not None:
             whole: npt.NDArray[Any] = self._array.copy()
@@ -276,7 +255,7 @@ class ShardedArray(Drawn, ShardSource):
         unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        compared = compared_shards(self, check=is_true("check_replicas", check_replicas))
+        compared = compared_shards(self, check_replicas)
         if self._is_packed:
             return put_together(self.partition, compared)
         if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
@@ -326,14 +305,12 @@ class ShardedArray(Drawn, ShardSource):
             target = layout.partition(self.shape, uneven)
         else:
             raise TypeError(f"layout must be a TensorLayout or a Tiling, got {type(layout).__name__}")
-        if isinstance(target, Partition) and target.layout.unreduced:
-            raise LayoutError(
-                f"layout is unreduced over {shown(target.layout.unreduced)}; a value cannot be cut into partial sums"
-            )
-        if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
-            return ShardedArray._of_array(target, self._array)
-        compared_shards(self, check=is_true("check_replicas", check_replicas))
-        return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
+        if isinstance(target, Partition):
+            _check_reduced(target.layout)
+            if self._array is not None and target.shape == self.shape:
+                return ShardedArray._of(target, self._dtype, self._array)
+        compared_shards(self, check_replicas)
+        return ShardedArray._of(target, self._dtype, None, plan_reshard(self._tiling, target).run(self))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -352,14 +329,14 @@ class ShardedArray(Drawn, ShardSource):
         return f"<ShardedArray {self.shape} {self._dtype}, {cut}>"
 
 
-def compared_shards(sharded: ShardedArray, *, check: bool) -> list[npt.NDArray[Any]]:
-    """Return the arrays of all holders; with `check`, replicas are compared first, unless all are parts of one array.
+def compared_shards(sharded: ShardedArray, check_replicas: bool) -> list[npt.NDArray[Any]]:
+    """Return the arrays of all holders; replicas may be compared first, unless all are parts of one array.
 
     Raises:
         LayoutError: if replicas differ.
     """
     shards = sharded.shard_arrays()
-    if check and sharded._array is None:
+    if is_true("check_replicas", check_replicas) and sharded._array is None:
         check_equal_replicas(sharded.tiling, shards)
     return shards
 
@@ -371,7 +348,7 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
 
     if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)
-    compared_shards(sharded, check=is_true("check_replicas", check_replicas))
+    compared_shards(sharded, check_replicas)
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
     return plan_reshard(sharded.tiling, whole.partition(sharded.shape)).run(sharded)[0]
 
@@ -386,8 +363,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
         uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
 
     Returns:
-        A `ShardedArray` whose shards are views: `array[box]`, with the array's strides, dtype and writability. A
-        `ShardedArray` is resharded by its method `reshard`.
+        A `ShardedArray` whose shards are views: `array[box]`, with the array's strides, dtype and writability.
 
     Raises:
         LayoutError: if the layout does not fit the array, has no mesh, or has unreduced axes.
@@ -408,12 +384,16 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     """
     if type(layout) is not TensorLayout:
         instance("layout", layout, TensorLayout)
-    if layout.unreduced:
-        raise LayoutError(
-            f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
-        )
+    _check_reduced(layout)
     # To ask of an abstract class takes as long as to make the partition, so not of what is an array.
     if type(tensor) is not np.ndarray and isinstance(tensor, ShardedArray):
         return tensor.reshard(layout, uneven)
     array = array_of("tensor", tensor)
-    return ShardedArray._of_array(layout.partition(array.shape, uneven), array)
+    return ShardedArray._of(layout.partition(array.shape, uneven), array.dtype, array)
+
+
+def _check_reduced(layout: TensorLayout) -> None:
+    if layout.unreduced:
+        raise LayoutError(
+            f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from ..rules.report_maker import ReportedRules, Used
 
 __all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
-
-#: An empty mapping of coordinates.
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReadyRule(NamedTuple):
@@ -158,7 +154,7 @@ class RuleLookup:
         what: str,
         rule: DeploymentRule,
         pattern: re.Pattern[str] | None,
-        elsewhere: Mapping[str, re.Pattern[str]] = _NOTHING,
+        elsewhere: Mapping[str, re.Pattern[str]] | None = None,
     ) -> ReadyRule:
         """A rule with its mesh, its names looked up; `elsewhere` are expressions whose fields other coordinates use."""
         name = rule.mesh
@@ -183,7 +179,7 @@ class RuleLookup:
                     raise LayoutError(f"at names the axis {shown(axis)}; the mesh {name!r} has {mesh.axis_names}")
                 if any(used.partition(":(")[0] == axis for used in rule.layout.named_axes()):
                     raise LayoutError(f"axis {shown(axis)} is in at, so its sub-axes cannot be in the layout")
-                said = elsewhere.get(axis, pattern)
+                said = (elsewhere or {}).get(axis, pattern)
                 fields = set() if said is None else set(said.groupindex)
                 coordinates = Coordinates(axis, where, sizes[axis])
                 own = tuple(used for used in coordinates.names if used in fields)
@@ -202,16 +198,13 @@ class RuleLookup:
             raise type(error)(f"{what}: {error}") from None
 
     def _number(self, axis: str, name: str, fields: set[str], sizes: Mapping[str, int]) -> Number:
-        if name in self._numbers and name in sizes and self._numbers[name] != sizes[name]:
-            raise LayoutError(
-                f"at[{shown(axis)}]: {name} is a number, {shown(self._numbers[name])}, and an axis of another size"
-            )
-        if name in self._numbers:
-            return self._numbers[name]
-        if name in sizes:
-            return sizes[name]
-        known = ", ".join([*sorted(fields), *self._numbers, *sizes])
-        raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
+        number = self._numbers.get(name, sizes.get(name))
+        if number is None:
+            known = ", ".join([*sorted(fields), *self._numbers, *sizes])
+            raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
+        if number != sizes.get(name, number):
+            raise LayoutError(f"at[{shown(axis)}]: {name} is a number, {shown(number)}, and an axis of another size")
+        return number
 
     def ready(self) -> Iterator[ReadyRule]:
         """Yield the prepared rules, with the coordinates that `at` gives to names along axes of the rules' meshes."""
@@ -238,10 +231,9 @@ class RuleLookup:
         Raises:
             LayoutError: if the rule is for another rank.
         """
-        try:
-            layout = found.layouts[rank]
-        except KeyError:
-            layout = found.layouts[rank] = self._made(found, rank)
+        if rank not in found.layouts:
+            found.layouts[rank] = self._made(found, rank)
+        layout = found.layouts[rank]
         if layout is None:
             own = found.ready.rule.layout.rank
             if found.ready.pattern is None:
@@ -251,13 +243,9 @@ class RuleLookup:
         return layout
 
     def _made(self, found: TensorPlace, rank: int) -> TensorLayout | None:
-        ready = found.ready
-        layout: TensorLayout | None = ready.rule.layout
-        if ready.pattern is None:
-            layout = LayoutRule(ready.rule.layout).of_rank(rank)
-        if layout is None or layout.rank != rank:
-            return None
-        return layout.with_mesh(self._devices_at(ready, found.at))
+        ready, own = found.ready, found.ready.rule.layout
+        layout = LayoutRule(own).of_rank(rank) if ready.pattern is None else own
+        return None if layout is None or layout.rank != rank else layout.with_mesh(self._devices_at(ready, found.at))
 
     def _devices_at(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> DeviceMesh:
         """Return the part of a mesh at some coordinates, with all its axes."""

@@ -22,11 +22,7 @@ _MAX_AXES = 64
 
 
 class MeshDimension(NamedTuple):
-    """Name and size of a mesh axis.
-
-    >>> MeshDimension("x", 2)
-    MeshDimension(name='x', size=2)
-    """
+    """Name and size of a mesh axis."""
 
     name: str
     size: int
@@ -194,11 +190,7 @@ class Mesh:
 
     @property
     def dim_names(self) -> list[str]:
-        """The axis names, major first.
-
-        >>> Mesh.from_string("|x=2,y=1|0,1|0,1|CPU:0,CPU:1").dim_names
-        ['x', 'y']
-        """
+        """The axis names, major first."""
         return self._inner.dim_names
 
     @property
@@ -213,11 +205,7 @@ class Mesh:
 
     @property
     def strides(self) -> list[int]:
-        """The growth of the device index along each axis: `[bcd, cd, d, 1]` for the shape `[a, b, c, d]`.
-
-        >>> Mesh.from_string("|x=2,y=3|0,1,2,3,4,5|0|CPU:0").strides
-        [3, 1]
-        """
+        """The growth of the device index along each axis: `[bcd, cd, d, 1]` for the shape `[a, b, c, d]`."""
         return self._inner.strides
 
     @property
@@ -251,14 +239,9 @@ class Mesh:
 
         Raises:
             MeshError: if the mesh does not have the axis.
-
-        >>> Mesh.from_string("|x=2,y=1|0,1|0,1|CPU:0,CPU:1").dim_size("y")
-        1
         """
         if not self.contains_dim(dim_name):
-            raise MeshError(
-                f"dim_name is {shown(dim_name)}, which the mesh does not have; its axes are {self.dim_names}"
-            )
+            raise MeshError(f"dim_name is {shown(dim_name)}; the axes of the mesh are {self.dim_names}")
         return self._inner.shape[self._inner.dim_names.index(dim_name)]
 
     def __getitem__(self, dim_name: str) -> MeshDimension:
@@ -326,9 +309,7 @@ class Mesh:
         return self._inner.local_device_locations()
 
     def unravel_index(self) -> dict[int, dict[str, int]]:
-        """Return the position of every device by its id, as a dict from axis name to index.
-
-        `coordinates` gives the same as one array.
+        """Return the position of every device by its id, as a dict from axis name to index; see `coordinates`.
 
         >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").unravel_index()
         {0: {'x': 0, 'y': 0}, 1: {'x': 0, 'y': 1}, 2: {'x': 1, 'y': 0}, 3: {'x': 1, 'y': 1}}
@@ -336,11 +317,7 @@ class Mesh:
         return self._inner.unravel_index()
 
     def coordinates(self) -> NDArray[np.int64]:
-        """Return the coordinates of all devices in row-major order, as an int64 array of (devices, axes).
-
-        >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").coordinates().tolist()
-        [[0, 0], [0, 1], [1, 0], [1, 1]]
-        """
+        """Return the coordinates of all devices in row-major order, as an int64 array of (devices, axes)."""
         return self._inner.coordinates()
 
     def coords(self, device_idx: int | NDArray[Any]) -> NDArray[np.int64]:
@@ -365,9 +342,6 @@ class Mesh:
 
         Raises:
             IndexError: if the mesh does not have the index.
-
-        >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").device_location(2)
-        [1, 0]
         """
         return self._inner.device_location(device_id)
 

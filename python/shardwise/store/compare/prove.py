@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..._dtypes import DTYPES
@@ -18,7 +18,6 @@ from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
 from ...placing import Layouts
-from ...rules.left_out import LeftOut
 from ...rules.states import training_names
 from ..data.engine import add_digests, check_job_memory, check_threads
 from ..data.location import Location, location_of
@@ -95,34 +94,27 @@ def verify_checkpoint(
     given = location_of(path)
     if layouts is None:
         known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
-    report = _Verification(given, layouts, which, memory, threads, progress).report()
+    report = _Verification(given, layouts, which, (memory, threads, progress)).report()
     if report.damaged:
         lines = [str(one) for one in report.damaged[:MOST_SHOWN]]
         more = len(report.damaged) - len(lines)
         raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
     for each in report.left_out:
-        if each.kind == "asked":
-            continue
-        warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
+        if each.kind != "asked":
+            warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
     return report
 
 
+@dataclass
 class _Verification:
     """A checkpoint under verification, with the damage found so far."""
 
-    def __init__(
-        self,
-        path: Location,
-        layouts: Layouts | None,
-        which: Which,
-        memory: int,
-        threads: int | None,
-        progress: DigestProgress | None,
-    ) -> None:
-        self._path, self._layouts = path, layouts
-        self._which = which
-        self._work = (memory, threads, progress)
-        self._damaged: list[Damage] = []
+    _path: Location
+    _layouts: Layouts | None
+    _which: Which
+    #: The memory, the threads and the progress of `verify_checkpoint`.
+    _work: tuple[int, int | None, DigestProgress | None]
+    _damaged: list[Damage] = field(default_factory=list)
 
     def report(self) -> VerifyReport:
         """Verify the checkpoint; damage does not end the verification."""
@@ -136,8 +128,7 @@ class _Verification:
             return VerifyReport(self._path, "", 0, 0, 0, 0, (), tuple(self._damaged))
 
     def _report(self) -> VerifyReport:
-        path, manifest = self._path, None
-        wrong: dict[str, str] = {}
+        path, manifest, wrong = self._path, None, dict[str, str]()
         if path.is_dir() and (path / MANIFEST).is_file():
             manifest = read_manifest(path)
             wrong = damaged_files(path, manifest)
@@ -145,8 +136,8 @@ class _Verification:
                 if name not in wrong and (problem := wrong_header(path / name, said)):
                     wrong[name] = problem
             for name, problem in wrong.items():
-                held = manifest["files"][name].get("digests")
-                for tensor in list(held) if isinstance(held, dict) and held else _NO_NAME:
+                digests = manifest["files"][name].get("digests")
+                for tensor in list(digests) if isinstance(digests, dict) and digests else _NO_NAME:
                     self._add(tensor, path / name, f"{problem}; it holds {shown(tensor)}" if tensor else problem)
         if wrong and manifest is not None:
             found = self._rest(manifest, {name for name in manifest["files"] if name not in wrong})
@@ -192,9 +183,12 @@ class _Verification:
             for file in frames.damaged():
                 if str(file) not in damaged:
                     self._add(None, file, f"{file}: what is beside its tensors is not what was written")
+            # States without weights; weights without states may be frozen.
+            alone = [] if self._which == "state" else whole.training.left_out()
+            alone = [each for each in alone if each.kind == "states"]
             return VerifyReport(
                 path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
-                tuple(checkpoint.unreadable), (), (*beside(path, whole), *self._alone(whole), *left_out),
+                tuple(checkpoint.unreadable), (), (*beside(path, whole), *alone, *left_out),
                 totals_of(checkpoint.described(), whole.training.names),
             )  # fmt: skip
 
@@ -205,15 +199,8 @@ class _Verification:
                 box = tuple(slice(*side) for side in piece.bounds)
                 held = StoredTensor(name, tensor.known_dtype, tensor.shape, (piece,)).read(box)
                 if held.tobytes() != tensor.read(box).tobytes():
-                    problem = (
-                        f"{piece.path}: tensor {shown(name)}: {box_text(piece.bounds)} differs from another rank's"
-                    )
-                    self._add(name, piece.path, problem)
-
-    def _alone(self, checkpoint: StoredCheckpoint) -> list[LeftOut]:
-        """List states without weights, unless only states were asked for; weights without states may be frozen."""
-        found = checkpoint.training.left_out() if self._which != "state" else []
-        return [each for each in found if each.kind == "states"]
+                    where = f"{piece.path}: tensor {shown(name)}: {box_text(piece.bounds)}"
+                    self._add(name, piece.path, f"{where} differs from another rank's")
 
     def _compare(
         self,
@@ -288,7 +275,9 @@ class _Verification:
                     continue
                 self._unread(tensors, found)
                 self._compare(tensors, found, expected, files)
-                total += sum(tensor.known_dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
+                for tensor in tensors.values():
+                    elements = sum(math.prod(b - a for a, b in piece.bounds) for piece in tensor.pieces)
+                    total += tensor.known_dtype.bits * elements // 8
                 count, crcs = count + len(expected), crcs + found.sums
         return VerifyReport(path, form, len(manifest["tensors"]), total, count, crcs)
 
@@ -358,10 +347,6 @@ def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTens
         }
 
 
-def _volumes(tensor: StoredTensor) -> int:
-    return sum(math.prod(side.stop - side.start for side in piece.box) for piece in tensor.pieces)
-
-
 def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
     return len(box) == len(shape) and all(side.stop <= size for side, size in zip(box, shape, strict=True))
 
@@ -408,9 +393,7 @@ def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, 
 
 
 def _number(text: object, where: Location) -> int:
-    if not isinstance(text, str) or len(text) != 32:
-        raise ParseError(f"{where}: {shown(text)} is not a digest")
-    try:
-        return int(text, 16)
-    except ValueError:
-        raise ParseError(f"{where}: {shown(text)} is not a digest") from None
+    with suppress(ValueError):
+        if isinstance(text, str) and len(text) == 32:
+            return int(text, 16)
+    raise ParseError(f"{where}: {shown(text)} is not a digest")

@@ -329,15 +329,8 @@ def _terms(atoms: Sequence[tuple[str, Any]], sizes: Any) -> str | None:
 def _sum(terms: Sequence[tuple[int, str]]) -> str:
     found = ""
     for n, text in sorted(terms, key=lambda one: (one[0] < 0, not one[1])):
-        size = (
-            str(abs(n))
-            if not text
-            else text
-            if abs(n) == 1
-            else f"{abs(n)} * {text}"
-            if "//" not in text or text.startswith("(")
-            else f"{abs(n)} * ({text})"
-        )
+        factor = f"({text})" if "//" in text and not text.startswith("(") else text
+        size = str(abs(n)) if not text else text if abs(n) == 1 else f"{abs(n)} * {factor}"
         found += (" - " if n < 0 else " + " if found else "") + size
     return found.strip()
 
@@ -390,15 +383,10 @@ def learned_defaults(
 
 
 def _gives(text: str, flat: FlatConfig, value: int) -> bool:
-    one, _, rest = text.partition(" ")
-    mark, _, other = rest.partition(" ")
-    sizes = [flat.get(name) for name in (one, other) if name]
-    if any(type(size) is not int for size in sizes) or (mark == "//" and not sizes[1]):
+    try:
+        return parse_expression(text).value({key: size for key, size in flat.items() if type(size) is int}) == value
+    except ShardwiseError:
         return False
-    left, right = (*sizes, 1)[:2]
-    assert isinstance(left, int)
-    assert isinstance(right, int)
-    return value == (left // right if mark == "//" else left * right)
 
 
 def _prefix(name: str, fixed: tuple[int | None, ...]) -> str:

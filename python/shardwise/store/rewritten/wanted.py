@@ -200,7 +200,7 @@ def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | No
         LayoutError: if a sharded array has partial sums; with `check`, if its replicas differ.
     """
     if isinstance(value, ShardedArray):
-        return _wanted_sharded(name, value, partition, compared_shards(value, check=check))
+        return _wanted_sharded(name, value, partition, compared_shards(value, check))
     refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)

@@ -227,9 +227,7 @@ class Preparation:
         """
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         form, wanted, nested = contents.form, contents.tensors, contents.nested
-        self.doubts += checkpoint.doubts
-        self.doubts += contents.doubts
-        self.doubts += idle_renames(checkpoint, naming.rename)
+        self.doubts += [*checkpoint.doubts, *contents.doubts, *idle_renames(checkpoint, naming.rename)]
         to = "megatron" if request.to == "megatron" else form
         lost, said = doubts_about(request.layouts, request.uneven, to, wanted, taken.tensors, taken.ruled)
         self.doubts += said
@@ -259,13 +257,7 @@ class Preparation:
         return renamed_tensors(self._checkpoint, self._request.naming, dtype, stored, self._config)
 
     def _unrounded(self, scratch: ScratchFile, source: Renamed, names: Mapping[str, str]) -> list[Wanted]:
-        """Return tensors before the conversion to `dtype`.
-
-        Args:
-            scratch: The file for tensors that are converted.
-            source: The tensors of the source.
-            names: The new name of each tensor, with the name of the tensor that it is a copy of.
-        """
+        """Return tensors as they are without `dtype`; `names` has their new names, each with that of the original."""
         if not names:
             return []
         other = Preparation(replace(self._request, dtype=None), self._source, self._checkpoint)
@@ -294,12 +286,7 @@ class Preparation:
         return [*(tensor for tensor in wanted if tensor.name not in found), *steps]
 
     def _stored(
-        self,
-        scratch: ScratchFile,
-        dtype: Dtype | None,
-        old: str,
-        new: str,
-        partition: Partition | SharedTiling | None,
+        self, scratch: ScratchFile, dtype: Dtype | None, old: str, new: str, partition: Partition | SharedTiling | None
     ) -> Wanted:
         """Return a stored tensor to be copied from its place; if it must be converted, from the scratch file."""
         request, tensor = self._request, self._checkpoint[old]
