@@ -5,7 +5,7 @@
 | `factor_rule` | `FactorRule`, and `factor_rule` for the rules of the ops that are known |
 | `einsum` | `Einsum`: the text of an einsum, taken apart |
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
-| `evaluate` | ops in plain numpy, on whole arrays and on views |
+| `evaluate`, `run` | ops in plain numpy, on whole arrays and on views; computations of them |
 | `primitives` | JAX's primitives that are ops but for a name or a param |
 | `jaxpr` | `computation_of_jaxpr`: the computation of a jaxpr as data |
 | `traced` | `computation_from_jax`: that of a function of JAX |

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from .._arguments import instance, integer, path_of, sizes_of
 from .._core import Computation as CoreComputation
-from .._dtypes import find_dtype
 from .._fork import importing
 from .._json import strict_json
 from .._text import shown
@@ -23,7 +20,7 @@ from .factor_rule import FactorRule, factor_rule
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Computation", "Op", "branch_of", "value_dtype"]
+__all__ = ["Computation", "Op"]
 
 #: The most values and operands that a computation has.
 _MOST = 1 << 20
@@ -118,26 +115,18 @@ class Computation:
     ) -> None:
         if unknown not in (None, "whole"):
             raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
-        self._fill(inputs, ops, outputs, names, unknown, 0)
+        self._fill(_Reader(unknown, 0, {}), inputs, ops, outputs, names)
 
     @classmethod
-    def _within(cls, said: Mapping[str, Any], unknown: str | None, depth: int) -> Computation:
+    def _within(cls, reader: _Reader, said: Mapping[str, Any]) -> Computation:
         computation = object.__new__(cls)
-        computation._fill(said["inputs"], said["ops"], said["outputs"], said.get("names", ()), unknown, depth)
+        computation._fill(reader, said["inputs"], said["ops"], said["outputs"], said.get("names", ()))
         return computation
 
-    def _fill(self, inputs: Any, ops: Any, outputs: Any, names: Any, unknown: str | None, depth: int) -> None:
+    def _fill(self, reader: _Reader, inputs: Any, ops: Any, outputs: Any, names: Any) -> None:
         values = [_value(f"inputs[{number}]", value) for number, value in enumerate(_list("inputs", inputs))]
         self.inputs = len(values)
-        made: list[Op] = []
-        makers: list[Op | None] = [None] * len(values)
-        for number, said in enumerate(_list("ops", ops)):
-            place = f"ops[{number}]"
-            made.append(_op(place, said, values, makers, unknown, depth))
-            makers += [made[-1]] * len(made[-1].results)
-            if len(values) > _MOST:
-                raise LayoutError(f"{place}: a computation has at most {_MOST} values")
-        self.ops = tuple(made)
+        self.ops = tuple(reader.ops(ops, values))
         self.shapes, self.dtypes = (tuple(each) for each in zip(*values, strict=True)) if values else ((), ())
         self.outputs = _numbers("outputs", outputs, len(values))
         self.names = tuple(instance(f"names[{at}]", name, str) for at, name in enumerate(_list("names", names)))
@@ -182,36 +171,8 @@ class Computation:
         [array([0., 0.], dtype=float32)]
         """
         with importing:
-            from .evaluate import compute
-        values = dict(enumerate(self.taken(arrays)))
-        for op in self.ops:
-            made: Any = [values[operand] for operand in op.operands]
-            if not op.bodies:
-                made = compute(op.name, op.attributes, made, [self.shapes[result] for result in op.results], op.source)
-            elif op.name == "case":
-                made = op.bodies[branch_of(made[0], len(op.bodies))].run(made[1:])
-            elif op.name == "while":
-                while op.bodies[0].run(made)[0]:
-                    made = op.bodies[1].run(made)
-            else:
-                for _ in range(op.trips):
-                    made = op.bodies[0].run(made)
-            for result, array in zip(op.results, made, strict=True):
-                values[result] = array.astype(self._dtype(result), copy=False)
-        return [values[output] for output in self.outputs]
-
-    def taken(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Return arrays for the inputs in their dtypes, checked."""
-        if len(arrays) != self.inputs:
-            raise LayoutError(f"arrays has {len(arrays)} entries for {self.inputs} inputs")
-        found = [np.asarray(array, self._dtype(number)) for number, array in enumerate(arrays)]
-        for number, array in enumerate(found):
-            if array.shape != self.shapes[number]:
-                raise LayoutError(f"arrays[{number}] has the shape {array.shape}, the input {self.shapes[number]}")
-        return found
-
-    def _dtype(self, number: int) -> np.dtype[Any]:
-        return value_dtype(number, self.dtypes[number])
+            from .run import run
+        return run(self, arrays)
 
     def to_json(self) -> dict[str, Any]:
         """Return the computation as values that `json.dumps` takes; `from_json` reads them.
@@ -249,19 +210,6 @@ class Computation:
         return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
 
 
-def branch_of(index: Any, count: int) -> int:
-    """Return which of so many branches an index is, the last for one that is none, as StableHLO has it."""
-    return int(index) if 0 <= index < count else count - 1
-
-
-def value_dtype(number: int, name: str) -> np.dtype[Any]:
-    """Return the dtype of a value as numpy has it."""
-    dtype = find_dtype(name)
-    if dtype is None:
-        raise LayoutError(f"value {number} is of dtype {shown(name)}, which numpy does not have")
-    return dtype.numpy()
-
-
 def _core_op(op: Op) -> tuple[Any, ...]:
     """Return an op as the core takes it."""
     rule, constraint, feature = None, None, None
@@ -274,67 +222,80 @@ def _core_op(op: Op) -> tuple[Any, ...]:
     return op.name, op.operands, op.results, rule, bodies, op.trips, constraint, feature
 
 
-def _op(
-    place: str,
-    said: Any,
-    values: list[tuple[tuple[int, ...], str]],
-    makers: list[Op | None],
-    unknown: str | None,
-    depth: int,
-) -> Op:
-    """Read an op, and add its results to the values."""
-    if not isinstance(said, Mapping) or not {"op", "in", "out"} <= set(said):
-        raise LayoutError(f"{place}: an op is a mapping with op, in and out, got {shown(said)}")
-    name = instance(f"{place}.op", said["op"], str)
-    operands = _numbers(f"{place}.in", said["in"], len(values))
-    outs = [_value(f"{place}.out[{number}]", value) for number, value in enumerate(_list(f"{place}.out", said["out"]))]
-    attributes = dict(instance(f"{place}.attrs", said.get("attrs", {}), dict))
-    source = instance(f"{place}.source", said.get("source", ""), str)
-    if name == "concatenate" and _of_slices(operands, makers):
-        attributes["of_slices"] = True
-    shapes, results = [values[operand][0] for operand in operands], [shape for shape, _ in outs]
-    rule, trips = None, 1
-    bodies: tuple[Computation, ...] = ()
-    try:
-        if "rule" in said:
-            rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
-        elif name not in STRUCTURE and unknown == "whole" and not _is_known(name):
-            rule = _whole(place, name, source, shapes, results)
-        elif name not in STRUCTURE:
-            rule = factor_rule(name, shapes, results, **attributes)
-        elif name in ("call", "loop"):
-            bodies = (_body(f"{place}.body", said.get("body"), unknown, depth),)
-            trips = integer(f"{place}.trips", said.get("trips", 1))
-        elif name in ("while", "case"):
-            each = enumerate(_list(f"{place}.bodies", said.get("bodies")))
-            bodies = tuple(_body(f"{place}.bodies[{at}]", body, unknown, depth) for at, body in each)
-        _check_structure(name, shapes, results, attributes, bodies, trips)
-    except (LayoutError, TypeError) as error:
-        raise LayoutError(f"{place}{f' ({source})' if source else ''}: {error}") from None
-    first = len(values)
-    values += outs
-    return Op(name, operands, tuple(range(first, len(values))), attributes, rule, source, bodies, trips)
+@dataclass(frozen=True)
+class _Reader:
+    """A reader of ops, in bodies `depth` deep."""
+
+    unknown: str | None
+    depth: int
+    #: The rules of ops so far, by all that they depend on: ops that are alike have one.
+    rules: dict[Any, FactorRule]
+
+    def ops(self, given: Any, values: list[tuple[tuple[int, ...], str]]) -> Iterator[Op]:
+        """Read ops in order, and add their results to the values."""
+        makers: list[Op | None] = [None] * len(values)
+        for number, said in enumerate(_list("ops", given)):
+            op, outs = self._op(f"ops[{number}]", said, values, makers)
+            values += outs
+            makers += [op] * len(outs)
+            if len(values) > _MOST:
+                raise LayoutError(f"ops[{number}]: a computation has at most {_MOST} values")
+            yield op
+
+    def _op(
+        self, place: str, said: Any, values: list[tuple[tuple[int, ...], str]], makers: list[Op | None]
+    ) -> tuple[Op, list[tuple[tuple[int, ...], str]]]:
+        """Read an op; give it with its results."""
+        if not isinstance(said, Mapping) or not {"op", "in", "out"} <= set(said):
+            raise LayoutError(f"{place}: an op is a mapping with op, in and out, got {shown(said)}")
+        name = instance(f"{place}.op", said["op"], str)
+        operands = _numbers(f"{place}.in", said["in"], len(values))
+        outs = [_value(f"{place}.out[{at}]", value) for at, value in enumerate(_list(f"{place}.out", said["out"]))]
+        attributes = dict(instance(f"{place}.attrs", said.get("attrs", {}), dict))
+        source = instance(f"{place}.source", said.get("source", ""), str)
+        if name == "concatenate" and _of_slices(operands, makers):
+            attributes["of_slices"] = True
+        shapes, results = [values[operand][0] for operand in operands], [shape for shape, _ in outs]
+        at = f"{place}{f' ({source})' if source else ''}"
+        rule, trips = None, 1
+        bodies: tuple[Computation, ...] = ()
+        try:
+            if "rule" in said:
+                rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
+            elif name not in STRUCTURE and self.unknown == "whole" and not _is_known(name):
+                rule = _whole(at, name, shapes, results)
+            elif name not in STRUCTURE:
+                key = (name, repr(attributes), *shapes, None, *results)
+                rule = self.rules.get(key) or factor_rule(name, shapes, results, **attributes)
+                self.rules[key] = rule
+            elif name in ("call", "loop"):
+                bodies = (self._body(f"{place}.body", said.get("body")),)
+                trips = integer(f"{place}.trips", said.get("trips", 1))
+            elif name in ("while", "case"):
+                each = enumerate(_list(f"{place}.bodies", said.get("bodies")))
+                bodies = tuple(self._body(f"{place}.bodies[{number}]", body) for number, body in each)
+            _check_structure(name, shapes, results, attributes, bodies, trips)
+        except (LayoutError, TypeError) as error:
+            raise LayoutError(f"{at}: {error}") from None
+        made = tuple(range(len(values), len(values) + len(outs)))
+        return Op(name, operands, made, attributes, rule, source, bodies, trips), outs
+
+    def _body(self, place: str, said: Any) -> Computation:
+        if self.depth == _DEEPEST:
+            raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
+        if not isinstance(said, Mapping) or not {"inputs", "ops", "outputs"} <= set(said):
+            raise LayoutError(f"{place} is a mapping with inputs, ops and outputs, got {shown(said)}")
+        return Computation._within(replace(self, depth=self.depth + 1), said)
 
 
-def _whole(
-    place: str, name: str, source: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]
-) -> FactorRule:
+def _whole(at: str, name: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> FactorRule:
     """Return the rule of an op that needs all its operands whole, and warn."""
-    at = f" ({source})" if source else ""
-    warnings.warn(f"{place}{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
+    warnings.warn(f"{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
     numbers = iter(range(sum(map(len, shapes)) + sum(map(len, results))))
     factors = [[f"z_{next(numbers)}" for _ in shape] for shape in (*shapes, *results)]
     sides = [f"[{','.join(dims)}]" for dims in factors]
     text = f"({','.join(sides[: len(shapes)])})->({','.join(sides[len(shapes) :])})"
     return FactorRule(text, whole=[factor for dims in factors for factor in dims]).of(shapes, results)
-
-
-def _body(place: str, said: Any, unknown: str | None, depth: int) -> Computation:
-    if depth == _DEEPEST:
-        raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
-    if not isinstance(said, Mapping) or not {"inputs", "ops", "outputs"} <= set(said):
-        raise LayoutError(f"{place} is a mapping with inputs, ops and outputs, got {shown(said)}")
-    return Computation._within(said, unknown, depth + 1)
 
 
 def _check_structure(

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from .._types import Array
-from ..errors import LayoutError
 
-__all__ = ["OPS", "REDUCTIONS", "DeviceTensors", "compute", "compute_local", "identity"]
+__all__ = ["OPS", "REDUCTIONS", "DeviceTensors", "identity"]
 
 Attributes = Mapping[str, Any]
 
@@ -375,36 +374,3 @@ OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     "fft": fourier,
     "batch_norm_inference": batch_norm,
 }
-
-
-def compute(
-    name: str, attributes: Attributes, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], source: str = ""
-) -> list[Array]:
-    """Compute an op without a body on whole arrays, for results of these shapes.
-
-    Raises:
-        LayoutError: if it is none of these, or a constant whose value is not known.
-    """
-    starts = [(0,) * array.ndim for array in arrays]
-    return compute_local(
-        name, attributes, DeviceTensors(arrays, starts, [array.shape for array in arrays], shapes), source
-    )
-
-
-def compute_local(name: str, attributes: Attributes, has: DeviceTensors, source: str = "") -> list[Array]:
-    """Compute an op on what a device has."""
-    if name in ("barrier", "constraint"):
-        return list(has.arrays)
-    if name == "iota" and "dimension" in attributes:
-        (shape,), dim = has.shapes, attributes["dimension"]
-        along = [-1 if at == dim else 1 for at in range(len(shape))]
-        return [np.broadcast_to(np.arange(shape[dim]).reshape(along), shape)]
-    if name == "constant" and attributes.get("value") is not None:
-        value = attributes["value"]
-        # JSON has no infinities.
-        return [np.broadcast_to(np.asarray(float(value) if isinstance(value, str) else value), has.shapes[0])]
-    if name not in OPS or (name == "reduce" and len(has.shapes) > 1):
-        why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
-        raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
-    with np.errstate(all="ignore"):
-        return OPS[name](has, attributes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._dtypes import itemsize_of
@@ -12,7 +13,7 @@ from ..reshard.kinds import CollectiveStep
 from .flow import Flow, FlowNode, FlowValue, Specs, when_computed
 from .given import Policy
 from .move import Move, move_between
-from .shift import missing_elements, shifting_dims
+from .shift import missing_elements
 
 __all__ = ["AxisSizes", "Moves"]
 
@@ -24,15 +25,13 @@ class AxisSizes(dict[str, int]):
         return int(name.rpartition(")")[2])
 
 
-class _Change(NamedTuple):
-    """One tensor of an op, with its layouts before and after."""
+class _OpMove(NamedTuple):
+    """A move of an op: that of all ops that are alike, but for the numbers of their values and their places."""
 
-    node: FlowNode
     at: int
-    before: Specs
-    after: Specs
-    summed: tuple[str, ...] = ()
-    implied: bool = False
+    move: Move
+    #: The layout that an operand has then, which another op may need as well.
+    there: Specs | None = None
 
 
 class Moves:
@@ -43,11 +42,9 @@ class Moves:
         self._at_once = policy != "least"
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._layouts: dict[Any, TensorLayout] = {}
-        self._known: dict[Any, Move] = {}
-        self._shifted: dict[Any, int] = {}
-        #: The values that have moved already, with the layouts that they have then.
-        self._there: set[tuple[int, Specs]] = set()
-        self._found: list[Move] = []
+        #: The steps of a change of layout, and the moves of an op, for all that are alike.
+        self._steps: dict[Any, Move] = {}
+        self._known: dict[Any, list[_OpMove]] = {}
 
     def layout(self, specs: Specs, summed: tuple[str, ...] = ()) -> TensorLayout:
         """Return the layout of these axes."""
@@ -57,114 +54,116 @@ class Moves:
 
     def all(self) -> list[Move]:
         """Return all that must move, in order."""
+        found: list[Move] = []
+        #: The values that have moved already, with the layouts that they have then.
+        there: set[tuple[int, Specs]] = set()
         for node in self._flow.moving:
-            self._of(node)
-        return self._found
+            op, values = node.op, [self._flow.value(value) for value in node.values]
+            name, source = ("output", "") if op is None else (op.name, op.source)
+            # The attributes and shapes of ops with one rule are equal; edges have none.
+            key = (node.part, name, op and id(op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
+            if key not in self._known:
+                self._known[key] = list(self._of(node, values))
+            for at, move, moved in self._known[key]:
+                if moved is not None and not self._shardy:
+                    if (node.values[at], moved) in there:
+                        continue
+                    there.add((node.values[at], moved))
+                placed = {"value": values[at].origin, "source": source, "times": node.times, "when": node.when}
+                if node.part == "result" and op is not None and (at or name == "case"):
+                    # What a body gives moves as often as the body is computed.
+                    is_loop = name == "loop"
+                    placed["times"] = node.times * op.trips if is_loop else 1
+                    placed["when"] = node.when if is_loop else when_computed(op, at)
+                found.append(Move(**vars(move) | placed))
+        return found
 
-    def _of(self, node: FlowNode) -> None:
-        """Add what must move for one op or edge."""
+    def _of(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
+        """Give what must move for one op or edge."""
         assert node.how is not None
         _, local, summed, possible = node.how
         # The layouts that it computes with.
-        outer = [self._flow.value(value).specs for value in node.values]
+        outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
-        operands = node.operands
-        for at, value in enumerate(node.values):
-            held, used = outer[at], inner[at]
-            if at < operands:
-                if local[at] is not None and (self._shardy or (value, used) not in self._there):
-                    self._there.add((value, used))
-                    self._add(_Change(node, at, held, used))
-                if possible[at] is not None:
-                    self._add(_Change(node, at, used, possible[at] or (), implied=True))
-                if node.part == "op":
-                    self._shift(node, at, inner)
-            elif node.part == "op":
-                if possible[at] is not None:
-                    self._add(_Change(node, at, possible[at] or (), used, implied=True))
-                if summed and (self._shardy or local[at] is None):
-                    self._add(_Change(node, at, used, used, summed))
-                if local[at] is not None:
-                    self._add(_Change(node, at, used, held, () if self._shardy else summed))
 
-    def _add(self, change: _Change) -> None:
-        node, at = change.node, change.at
-        value = self._flow.value(node.values[at])
+        def move(at: int, before: Specs, after: Specs, over: tuple[str, ...] = (), implied: bool = False) -> Move:
+            if over:
+                why = "Each device has addends."
+            elif implied:
+                why = "A part of a dim that only one side of the reshape has cannot stay cut."
+            else:
+                why = _why(node, at, before, after)
+            had, goal = self.layout(before, over), self.layout(after)
+            return replace(self._priced(node, at, values[at], had, goal), why=why, implied=implied)
+
+        for at, (held, used) in enumerate(zip(outer, inner, strict=True)):
+            can = possible[at]
+            if at < node.operands:
+                if local[at] is not None:
+                    yield _OpMove(at, move(at, held, used), used)
+                if can is not None:
+                    yield _OpMove(at, move(at, used, can, implied=True))
+                if node.part == "op":
+                    yield from self._shifted(node, at, values, inner)
+            elif node.part == "op":
+                if can is not None:
+                    yield _OpMove(at, move(at, can, used, implied=True))
+                if summed and (self._shardy or local[at] is None):
+                    yield _OpMove(at, move(at, used, used, summed))
+                if local[at] is not None:
+                    yield _OpMove(at, move(at, used, held, () if self._shardy else summed))
+
+    def _priced(self, node: FlowNode, at: int, value: FlowValue, had: TensorLayout, goal: TensorLayout) -> Move:
+        key = (value.shape, value.dtype, had, goal)
+        if key not in self._steps:
+            at_once, size = self._at_once, itemsize_of(value.dtype)
+            self._steps[key] = move_between("", value.shape, had, goal, size, at_once=at_once)
         other = at - node.operands
         tensor = f"operands[{at}]" if other < 0 else f"results[{other}]"
-        key = (value.shape, value.dtype, change.before, change.after, change.summed)
-        if key not in self._known:
-            had, goal = self.layout(change.before, change.summed), self.layout(change.after)
-            size = itemsize_of(value.dtype)
-            self._known[key] = move_between(tensor, value.shape, had, goal, size, at_once=self._at_once)
-        said = {"tensor": tensor, "why": self._why(change), "implied": change.implied}
-        if node.part == "result" and node.op is not None and (at or node.op.name == "case"):
-            # What a body gives moves as often as the body is computed.
-            is_loop = node.op.name == "loop"
-            said |= (
-                {"times": node.times * node.op.trips} if is_loop else {"times": 1, "when": when_computed(node.op, at)}
-            )
-        self._placed(self._known[key], node, value, **said)
+        op = "output" if node.op is None else node.op.name
+        return replace(self._steps[key], tensor=tensor, op=op, dtype=value.dtype)
 
-    def _shift(self, node: FlowNode, at: int, inner: Sequence[Specs]) -> None:
-        """Add the rows of an operand that devices read and do not hold."""
-        op, value = node.op, self._flow.value(node.values[at])
+    def _shifted(
+        self, node: FlowNode, at: int, values: Sequence[FlowValue], inner: Sequence[Specs]
+    ) -> Iterator[_OpMove]:
+        """Give the rows of an operand that devices read and do not hold."""
+        op, value, layout = node.op, values[at], self.layout(inner[at])
         assert op is not None
-        axes = tuple(dict.fromkeys(axis for dim in shifting_dims(op, at, value.shape) for axis in inner[at][dim]))
-        if not axes:
-            return
-        shapes = [self._flow.value(number).shape for number in node.values]
-        key = (op.name, repr(op.attributes), *shapes, *inner, at)
-        if key not in self._shifted:
-            self._shifted[key] = missing_elements(op, shapes, inner, self._sizes, at)
-        count, layout = self._shifted[key], self.layout(inner[at])
+        count, axes = missing_elements(op, [each.shape for each in values], inner, self._sizes, at)
         if count:
             step = CollectiveStep("collective-permute", axes, layout=layout, bytes=count * itemsize_of(value.dtype))
             why = "Each device reads rows that its neighbours have."
-            move = Move(f"operands[{at}]", shapes[at], layout, layout, (step,), why=why, implied=True)
-            self._placed(move, node, value)
+            move = replace(self._priced(node, at, value, layout, layout), steps=(step,), why=why, implied=True)
+            yield _OpMove(at, move)
 
-    def _placed(self, move: Move, node: FlowNode, value: FlowValue, **said: Any) -> None:
-        """Add the move with its value, its op and what else is said of it."""
-        name, source = ("output", "") if node.op is None else (node.op.name, node.op.source)
-        placed: dict[str, Any] = {"value": value.origin, "dtype": value.dtype, "op": name, "source": source}
-        placed |= {"times": node.times, "when": node.when} | said
-        self._found.append(Move(**vars(move) | placed))
 
-    def _why(self, change: _Change) -> str:
-        """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
-        node, at = change.node, change.at
-        if change.summed:
-            return "Each device has addends."
-        if change.implied:
-            return "A part of a dim that only one side of the reshape has cannot stay cut."
-        if node.op is None or node.op.rule is None or node.how is None:
-            parts = {"output": "result", "constraint": "constraint"}
-            what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
-            return f"The {what} has another layout."
-        cuts = node.how.cuts
-        rule = node.op.rule
-        tensors, kinds = (*rule.operands, *rule.results), rule.kinds
-        names = list(kinds)
-        outer, inner = change.before, change.after
-        if at >= node.operands:
-            outer, inner = inner, outer
-        for dim, factors in enumerate(tensors[at]):
-            if outer[dim] == inner[dim]:
-                continue
-            name = next((name for name in factors if cuts[names.index(name)]), factors[0])
-            cut = cuts[names.index(name)]
-            lost = [axis for axis in outer[dim] if axis not in cut]
-            if lost and kinds[name] in ("whole", "shift"):
-                return f"The op needs dim {dim} whole."
-            others = [other for other in names if other != name and {*lost} & {*cuts[names.index(other)]}]
-            where = _holder(tensors, node.operands, others[0] if others else name, at)
-            if lost and others:
-                return f"{'+'.join(lost)} cuts dim {dim}, and {where} too."
-            if cut:
-                return f"Dim {dim} is cut over {'+'.join(cut)} in {where}."
-            return f"Dim {dim} is whole in {where}."
-        return "Its axes are in another order."
+def _why(node: FlowNode, at: int, before: Specs, after: Specs) -> str:
+    """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
+    if node.op is None or node.op.rule is None or node.how is None:
+        parts = {"output": "result", "constraint": "constraint"}
+        what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
+        return f"The {what} has another layout."
+    cuts = node.how.cuts
+    rule = node.op.rule
+    tensors, kinds = (*rule.operands, *rule.results), rule.kinds
+    names = list(kinds)
+    outer, inner = (before, after) if at < node.operands else (after, before)
+    for dim, factors in enumerate(tensors[at]):
+        if outer[dim] == inner[dim]:
+            continue
+        name = next((name for name in factors if cuts[names.index(name)]), factors[0])
+        cut = cuts[names.index(name)]
+        lost = [axis for axis in outer[dim] if axis not in cut]
+        if lost and kinds[name] in ("whole", "shift"):
+            return f"The op needs dim {dim} whole."
+        others = [other for other in names if other != name and {*lost} & {*cuts[names.index(other)]}]
+        where = _holder(tensors, node.operands, others[0] if others else name, at)
+        if lost and others:
+            return f"{'+'.join(lost)} cuts dim {dim}, and {where} too."
+        if cut:
+            return f"Dim {dim} is cut over {'+'.join(cut)} in {where}."
+        return f"Dim {dim} is whole in {where}."
+    return "Its axes are in another order."
 
 
 def _holder(tensors: Sequence[Sequence[Sequence[str]]], operands: int, name: str, at: int) -> str:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .._types import Array, Shape
-from ..computation.computation import Op, branch_of, value_dtype
-from ..computation.evaluate import REDUCTIONS, DeviceTensors, compute, compute_local
+from ..computation.computation import Op
+from ..computation.evaluate import REDUCTIONS, DeviceTensors
+from ..computation.run import branch_of, compute, compute_local, value_dtype
 from ..errors import LayoutError
+from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..partition import Partition
 from .flow import Flow, FlowNode, Specs
-from .moves import AxisSizes
-from .shift import rows_held, rows_read, shifting_dims
+from .shift import Parts, Reads, RowRange, rows_read, spatial_dims
 
 __all__ = ["Devices"]
 
@@ -28,10 +32,8 @@ class Devices:
 
     def __init__(self, flow: Flow, mesh: DeviceMesh) -> None:
         self._flow = flow
-        self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
-        self._places = [_place(mesh, number) for number in range(mesh.size)]
-        self._axes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-        self._known: dict[tuple[Shape, Specs], list[list[tuple[int, int]]]] = {}
+        self._mesh = mesh
+        self._known: dict[tuple[Shape, Specs], Partition] = {}
         #: The layout of each value that is there, and the shard of each device.
         self._held: dict[int, tuple[Specs, list[Array]]] = {}
 
@@ -100,34 +102,21 @@ class Devices:
     def _specs(self, value: int) -> Specs:
         return self._flow.value(value).specs
 
-    def _boxes(self, value: int, specs: Specs) -> list[list[tuple[int, int]]]:
-        """Return the box of each device."""
-        shape = self._flow.value(value).shape
+    def _partition(self, shape: Shape, specs: Specs) -> Partition:
         if (shape, specs) not in self._known:
-            pairs = list(zip(shape, specs, strict=True))
-            self._known[shape, specs] = [
-                [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
-                for place in self._places
-            ]
+            self._known[shape, specs] = TensorLayout(specs, self._mesh).partition(shape, uneven="ceil")
         return self._known[shape, specs]
 
-    def _at(self, spec: Sequence[str], place: dict[str, int]) -> dict[str, int]:
-        """Return the coordinates of axes and sub-axes."""
-        found = {}
-        for name in spec:
-            axis, _, part = name.partition(":(")
-            if part and axis in self._axes:
-                before, size = (int(each) for each in part.split(")"))
-                found[name] = place[axis] // (self._axes[axis] // (before * size)) % size
-            else:
-                found[name] = place[name]
-        return found
+    def _boxes(self, value: int, specs: Specs) -> list[list[RowRange]]:
+        """Return the box of each device."""
+        boxes = self._partition(self._flow.value(value).shape, specs).boxes().tolist()
+        return [[(low, high) for low, high in box] for box in boxes]
 
     def _dtype(self, value: int) -> np.dtype[Any]:
         return value_dtype(self._flow.value(value).origin, self._flow.value(value).dtype)
 
     def _cut(self, value: int, whole: Array, specs: Specs) -> list[Array]:
-        return [whole[_slices(box)] for box in self._boxes(value, specs)]
+        return self._partition(self._flow.value(value).shape, specs).views(np.asarray(whole))
 
     def _put(self, value: int, whole: Array) -> None:
         specs = self._specs(value)
@@ -137,13 +126,7 @@ class Devices:
         """Put a value together; all devices that have an element have the same."""
         if value not in self._held:
             op, operands = self._flow.constants[value]
-            made = compute(
-                op.name,
-                op.attributes,
-                [self._whole(operand) for operand in operands],
-                [self._flow.value(value).shape],
-                op.source,
-            )
+            made = compute(op, [self._whole(operand) for operand in operands], [self._flow.value(value).shape])
             self._put(value, made[0].astype(self._dtype(value)))
         specs, shards = self._held[value]
         found: Array = np.zeros(self._flow.value(value).shape, shards[0].dtype)
@@ -175,28 +158,26 @@ class Devices:
         used = [possible[at] or layouts[at] or self._specs(value) for at, value in enumerate(node.values)]
         taken = [self._shards(value, specs) for value, specs in zip(operands, used, strict=False)]
         shapes = [self._flow.value(value).shape for value in node.values]
-        moving = [shifting_dims(op, at, shapes[at]) for at in range(len(operands))]
-        wholes = [self._whole(value) for value in operands] if any(moving) else []
-        found: list[list[Array]] = []
+        reads = [rows_read(op, shapes, at) for at in range(len(operands))]
+        wholes = [self._whole(value) for value in operands] if any(reads) else []
+        # Devices with the same number have the same addends.
+        addends = self._partition((math.prod(self._mesh.shape),), (summed,)).shard_ids()
         every = [self._boxes(value, specs) for value, specs in zip(node.values, used, strict=True)]
-        for number, (place, *boxes) in enumerate(zip(self._places, *every, strict=True)):
+        found: list[list[Array]] = []
+        for number, boxes in enumerate(zip(*every, strict=True)):
             has = [shards[number] for shards in taken]
-            first = all(at == 0 for at in self._at(summed, place).values())
-            if any(moving):
-                found.append(self._shifted(op, wholes, moving, shapes, boxes, first))
-                continue
             starts = [tuple(low for low, _ in box) for box in boxes[: len(operands)]]
             sizes = [tuple(high - low for low, high in box) for box in boxes[len(operands) :]]
-            found.append(
-                compute_local(
-                    op.name, op.attributes, DeviceTensors(has, starts, shapes[: len(operands)], sizes, first), op.source
-                )
-            )
+            part = DeviceTensors(has, starts, shapes[: len(operands)], sizes, addends[number] == 0)
+            if any(reads):
+                found.append(self._shifted(op, wholes, reads, boxes, shapes[-1], part))
+            else:
+                found.append(compute_local(op, part))
         for at, value in enumerate(made):
             shards = [each[at].astype(self._dtype(value), copy=False) for each in found]
             if summed:
                 assert op.rule is not None
-                shards = self._added(shards, summed, op.rule.reduction)
+                shards = _added(shards, every[len(operands) + at], addends.tolist(), op.rule.reduction)
             self._held[value] = (used[len(operands) + at], shards)
             specs = self._specs(value)
             self._held[value] = (specs, self._shards(value, specs))
@@ -205,69 +186,43 @@ class Devices:
         self,
         op: Op,
         wholes: Sequence[Array],
-        moving: Sequence[Sequence[int]],
-        shapes: Sequence[Sequence[int]],
-        boxes: Sequence[list[tuple[int, int]]],
-        first: bool,
+        reads: Sequence[Reads],
+        boxes: Parts,
+        result: Shape,
+        part: DeviceTensors,
     ) -> list[Array]:
         """Compute on whole dims of which a device has the rows that it reads, and keep its part of the result."""
         parts = []
-        whole_dims = set(range(len(shapes[-1]))) if op.name != "convolution" else None
-        kept: list[Any] = [slice(None)] * len(shapes[-1])
         for at, array in enumerate(wholes):
-            rank = len(shapes[at])
-            rows = [
-                rows_read(op, shapes, at, dim, boxes) if dim in moving[at] else boxes[at][dim] for dim in range(rank)
-            ]
-            dims = list(moving[at])
+            rows = [reads[at][dim](boxes) if dim in reads[at] else side for dim, side in enumerate(boxes[at])]
+            dims, fill = list(reads[at]), _NOTHING
             if op.name == "convolution" and at == 1:
-                dims = [dim for dim, name in enumerate(op.attributes["rhs_spec"]) if isinstance(name, int)]
-            # Places of a window that another device has add nothing here.
-            fill = 0 if op.name == "convolution" and at == 1 else _NOTHING
-            part = np.full(
-                [size if dim in dims else rows[dim][1] - rows[dim][0] for dim, size in enumerate(shapes[at])],
-                fill,
-                array.dtype,
-            )
-            part[tuple(slice(*rows[dim]) if dim in dims else slice(None) for dim in range(rank))] = array[_slices(rows)]
-            parts.append(part)
-        shape = [high - low for low, high in boxes[-1]]
-        shifted = (
-            [dim for dim, name in enumerate(op.attributes["out_spec"]) if isinstance(name, int)]
-            if whole_dims is None
-            else moving[0]
+                # Places of a window that another device has add nothing here.
+                dims, fill = spatial_dims(op.attributes["rhs_spec"]), 0
+            sizes = [size if dim in dims else rows[dim][1] - rows[dim][0] for dim, size in enumerate(array.shape)]
+            held = np.full(sizes, fill, array.dtype)
+            here = tuple(slice(*side) if dim in dims else slice(None) for dim, side in enumerate(rows))
+            held[here] = array[_slices(rows)]
+            parts.append(held)
+        kept, shape = list(_slices(boxes[-1])), list(result)
+        for dim, (low, high) in enumerate(boxes[-1]):
+            if dim not in (spatial_dims(op.attributes["out_spec"]) if op.name == "convolution" else reads[0]):
+                kept[dim], shape[dim] = slice(None), high - low
+        has = replace(
+            part, arrays=parts, starts=[(0,) * held.ndim for held in parts], shapes=[tuple(shape)] * len(op.results)
         )
-        for dim in shifted:
-            kept[dim], shape[dim] = slice(*boxes[-1][dim]), shapes[-1][dim]
-        starts = [(0,) * part.ndim for part in parts]
-        has = DeviceTensors(parts, starts, [tuple(sizes) for sizes in shapes], [tuple(shape)] * len(op.results), first)
-        return [made[tuple(kept)] for made in compute_local(op.name, op.attributes, has, op.source)]
-
-    def _added(self, shards: list[Array], axes: Sequence[str], reduction: str) -> list[Array]:
-        groups: dict[Any, list[int]] = {}
-        for number, place in enumerate(self._places):
-            rest = {axis: at for axis, at in place.items() if not any(name.split(":(")[0] == axis for name in axes)}
-            others = tuple(self._rest(name, place) for name in axes)
-            groups.setdefault((tuple(rest.items()), others), []).append(number)
-        found = list(shards)
-        for numbers in groups.values():
-            total = functools.reduce(REDUCTIONS[reduction], [shards[number] for number in numbers])
-            for number in numbers:
-                found[number] = total
-        return found
-
-    def _rest(self, name: str, place: dict[str, int]) -> tuple[int, ...]:
-        """Return the coordinates along an axis besides those of a part of it."""
-        axis, _, part = name.partition(":(")
-        if not part:
-            return ()
-        before, size = (int(each) for each in part.split(")"))
-        after = self._axes[axis] // (before * size)
-        return place[axis] // (after * size), place[axis] % after
+        return [made[tuple(kept)] for made in compute_local(op, has)]
 
 
-def _place(mesh: DeviceMesh, number: int) -> dict[str, int]:
-    return dict(zip(mesh.axis_names, mesh.coordinate(number), strict=True))
+def _added(shards: list[Array], boxes: Sequence[Any], addends: Sequence[int], reduction: str) -> list[Array]:
+    """Put the addends of each box together, of devices with the same addend one."""
+    parts: dict[str, dict[int, Array]] = {}
+    for shard, box, addend in zip(shards, boxes, addends, strict=True):
+        known = parts.setdefault(str(box), {}).setdefault(addend, shard)
+        if not np.allclose(known, shard, equal_nan=True):
+            raise LayoutError("devices that should have the same addends have others")
+    sums = {box: functools.reduce(REDUCTIONS[reduction], of_box.values()) for box, of_box in parts.items()}
+    return [sums[str(box)] for box in boxes]
 
 
 def _slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:

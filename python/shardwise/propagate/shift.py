@@ -1,109 +1,117 @@
-"""RowRange that a device's part of a result reads of an operand, and how many of them its neighbours have."""
+"""Rows that a device's part of a result reads of an operand, and how many of them its neighbours have."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..computation.computation import Op
-from ..computation.factor_rule import FactorRule
 
-__all__ = ["missing_elements", "rows_read", "shifting_dims"]
+__all__ = ["Parts", "Reads", "RowRange", "missing_elements", "rows_read", "spatial_dims"]
 
 RowRange = tuple[int, int]
+#: For each operand and result the rows of each of its dims that a device has.
+Parts = Sequence[Sequence[RowRange]]
+#: For each dim of an operand of which a device may need rows that it does not hold: the rows, by its parts.
+Reads = dict[int, Callable[[Parts], RowRange]]
 
 #: Ops that compute with the whole of their last dims, of which Shardy's rules let some be cut: so many of them.
 _READ_WHOLE = {"top_k": 1, "eigh": 2}
 
 
-def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
-    """Return the dims of an operand of which a device may read rows that it does not hold, though all are cut alike."""
-    given = op.attributes
+def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> Reads:
+    """Return the rows that devices read of an operand."""
+    given, shape, rule = op.attributes, shapes[operand], op.rule
+    dims = range(len(shape))
+
+    def each(name: str, default: int = 1) -> Sequence[int]:
+        return given.get(name) or [default] * len(shape)
+
+    def rows(dim: int, step: int, first: int, last: int, gaps: int = 1) -> Callable[[Parts], RowRange]:
+        return lambda parts: _read(parts[-1][dim], shape[dim], step, first, last, gaps)
+
     if op.name == "concatenate":
-        return [given["dimension"]]
-    if op.name == "convolution" and operand == 1:
-        return [dim for dim, name in enumerate(given["rhs_spec"]) if isinstance(name, int) and _is_read_whole(op, dim)]
+        along = given["dimension"]
+        before = -sum(other[along] for other in shapes[:operand])
+        return {along: rows(along, 1, before, before)}
+    if op.name == "convolution":
+        return _convolved(op, shapes, operand)
     if operand:
-        return []
-    if op.name in _READ_WHOLE:
-        dims = range(len(shape) - _READ_WHOLE[op.name], len(shape))
-        return [dim for dim in dims if op.rule is not None and _passes(op.rule, dim)]
+        return {}
+    if op.name in _READ_WHOLE and rule is not None:
+        passes = [any(rule.kinds[factor] == "pass" for factor in rule.operands[0][dim]) for dim in dims]
+        return {dim: _whole(shape[dim]) for dim in dims[-_READ_WHOLE[op.name] :] if passes[dim]}
     if op.name == "reverse":
-        return list(given["dimensions"])
-    if op.name == "convolution":
-        return [dim for dim, name in enumerate(given["lhs_spec"]) if isinstance(name, int)]
-    dims, ones = range(len(shape)), [1] * len(shape)
+        return {dim: rows(dim, -1, shape[dim] - 1, shape[dim] - 1) for dim in given["dimensions"]}
     if op.name == "slice":
-        said = zip(given["start_indices"], given["limit_indices"], given.get("strides") or ones, strict=True)
-        return [dim for dim, taken in zip(dims, said, strict=True) if taken != (0, shape[dim], 1)]
+        sides = zip(dims, given["start_indices"], given["limit_indices"], each("strides"), strict=True)
+        return {dim: rows(dim, by, at, at) for dim, at, stop, by in sides if (at, stop, by) != (0, shape[dim], 1)}
     if op.name == "pad":
-        names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-        return [dim for dim in dims if any(given[name][dim] for name in names)]
+        edges = zip(dims, given["edge_padding_low"], given["edge_padding_high"], given["interior_padding"], strict=True)
+        return {dim: rows(dim, 1, -low, -low, gaps + 1) for dim, low, high, gaps in edges if low or high or gaps}
     if op.name in ("reduce_window", "select_and_scatter"):
-        said = zip(given["window_dimensions"], given.get("window_strides") or ones, given["padding"], strict=True)
-        return [
-            dim for dim, (window, step, pads) in zip(dims, said, strict=True) if (window, step, *pads) != (1, 1, 0, 0)
-        ]
-    return []
+        said = zip(dims, given["window_dimensions"], each("window_strides"), given["padding"], strict=True)
+        moved = [(dim, size, by, pads[0]) for dim, size, by, pads in said if (size, by, *pads) != (1, 1, 0, 0)]
+        if op.name == "reduce_window":
+            return {dim: rows(dim, by, -low, size - 1 - low) for dim, size, by, low in moved}
+
+        def selected(dim: int, size: int, by: int, low: int) -> Callable[[Parts], RowRange]:
+            def read(parts: Parts) -> RowRange:
+                first, last = parts[-1][dim]
+                # All of the windows that have one of the rows.
+                windows = -(-(first + low - size + 1) // by), (last - 1 + low) // by + 1
+                return _read(windows, shape[dim], by, -low, size - 1 - low)
+
+            return read
+
+        return {dim: selected(dim, size, by, low) for dim, size, by, low in moved}
+    return {}
 
 
-def rows_read(
-    op: Op, shapes: Sequence[Sequence[int]], operand: int, dim: int, boxes: Sequence[Sequence[RowRange]]
-) -> RowRange:
-    """Return the rows that a device reads of a dim that may shift; `boxes` are its parts of operands and result."""
-    given, size = op.attributes, shapes[operand][dim]
-    if op.name in _READ_WHOLE:
-        return 0, size
-    if op.name == "convolution":
-        if operand == 1:
-            return 0, size
-        spec = given["lhs_spec"][dim]
-        of_rhs = given["rhs_spec"].index(spec)
-        windows, places = boxes[-1][given["out_spec"].index(spec)], boxes[1][of_rhs]
-        if _is_read_whole(op, of_rhs):
-            places = 0, shapes[1][of_rhs]
-        ones = [1] * (spec + 1)
-        apart, gaps = ((given.get(name) or ones)[spec] for name in ("rhs_dilation", "lhs_dilation"))
-        low, step = given["padding"][spec][0], (given.get("window_strides") or ones)[spec]
-        return _read(windows, size, step, places[0] * apart - low, (places[1] - 1) * apart - low, gaps)
-    rows = boxes[-1][dim]
-    if op.name == "slice":
-        start = given["start_indices"][dim]
-        step = (given.get("strides") or [1] * (dim + 1))[dim]
-        return _read(rows, size, step, start, start)
-    if op.name == "pad":
-        low = -given["edge_padding_low"][dim]
-        return _read(rows, size, 1, low, low, given["interior_padding"][dim] + 1)
-    if op.name == "reverse":
-        return size - rows[1], size - rows[0]
-    if op.name == "concatenate":
-        before = -sum(shape[dim] for shape in shapes[:operand])
-        return _read(rows, size, 1, before, before)
-    window, low = given["window_dimensions"][dim], given["padding"][dim][0]
-    step = (given.get("window_strides") or [1] * (dim + 1))[dim]
-    if op.name == "select_and_scatter":
-        # All of the windows that have one of the rows.
-        rows = -(-(rows[0] + low - window + 1) // step), (rows[1] - 1 + low) // step + 1
-    return _read(rows, size, step, -low, window - 1 - low)
+def _convolved(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> Reads:
+    """Return the same of a convolution: rows of the image for windows and their places; of the kernel all or none.
+
+    A device reads a window's dim of a kernel whole, though Shardy lets it be cut, where it is not summed.
+    """
+    assert op.rule is not None
+    given, kinds = op.attributes, op.rule.kinds
+    lhs, rhs, out = (given[name] for name in ("lhs_spec", "rhs_spec", "out_spec"))
+    summed = [any(kinds[factor] == "sum" for factor in dim) for dim in op.rule.operands[1]]
+    if operand == 1:
+        return {dim: _whole(shapes[1][dim]) for dim in spatial_dims(rhs) if not summed[dim]}
+
+    def read(name: int, of_rhs: int) -> Callable[[Parts], RowRange]:
+        size, low = shapes[0][lhs.index(name)], given["padding"][name][0]
+        step, apart, gaps = (
+            (given.get(key) or [1] * (name + 1))[name] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
+        )
+
+        def of(parts: Parts) -> RowRange:
+            first, last = parts[1][of_rhs] if summed[of_rhs] else (0, shapes[1][of_rhs])
+            return _read(parts[-1][out.index(name)], size, step, first * apart - low, (last - 1) * apart - low, gaps)
+
+        return of
+
+    return {lhs.index(name): read(name, dim) for dim, name in enumerate(rhs) if isinstance(name, int)}
 
 
-def _passes(rule: FactorRule, dim: int) -> bool:
-    """Say whether a rule lets a dim of the first operand be cut."""
-    return any(rule.kinds[factor] == "pass" for factor in rule.operands[0][dim])
+def _whole(size: int) -> Callable[[Parts], RowRange]:
+    return lambda _: (0, size)
 
 
-def _is_read_whole(op: Op, dim: int) -> bool:
-    """Say whether a device reads a window's dim of a kernel whole, though Shardy lets it be cut: it is not summed."""
-    return op.rule is None or not any(op.rule.kinds[factor] == "sum" for factor in op.rule.operands[1][dim])
+def spatial_dims(spec: Sequence[Any]) -> list[int]:
+    """Return the dims of a tensor of a convolution that are neither batch nor features."""
+    return [dim for dim, name in enumerate(spec) if isinstance(name, int)]
 
 
 def _read(rows: RowRange, size: int, step: int, first: int, last: int, gaps: int = 1) -> RowRange:
     """Give the rows from `step * r + first` to `step * r + last` for all `r`, of those `gaps` apart that there are."""
     if rows[0] >= rows[1]:
         return (0, 0)
-    low, high = -(-(step * rows[0] + first) // gaps), (step * (rows[1] - 1) + last) // gaps + 1
-    low, high = max(0, low), min(size, high)
+    ends = [step * rows[0], step * (rows[1] - 1)]
+    low, high = max(0, -(-(min(ends) + first) // gaps)), min(size, (max(ends) + last) // gaps + 1)
     return (low, high) if low < high else (0, 0)
 
 
@@ -113,37 +121,39 @@ def missing_elements(
     layouts: Sequence[Sequence[Sequence[str]]],
     sizes: Mapping[str, int],
     operand: int,
-) -> int:
-    """Return the most elements of an operand that a device reads and does not hold; the last layout is the result's."""
-    dims = shifting_dims(op, operand, shapes[operand])
-    read = [layouts[operand][dim] for dim in dims]
+) -> tuple[int, tuple[str, ...]]:
+    """Return the most elements of an operand that a device reads and does not hold, and the axes that cut such dims.
+
+    The last of the layouts is the result's.
+    """
+    reads = rows_read(op, shapes, operand)
+    cut = tuple(dict.fromkeys(axis for dim in reads for axis in layouts[operand][dim]))
+    if not cut:
+        return 0, ()
+    others: list[Sequence[str]] = []
     if op.name == "convolution":
-        read += [
-            spec
-            for side, name in ((1, "rhs_spec"), (-1, "out_spec"))
-            for spec, at in zip(layouts[side], op.attributes[name], strict=True)
-            if isinstance(at, int)
-        ]
-    elif dims and op.name not in _READ_WHOLE:
-        read += [layouts[-1][dim] for dim in dims]
-    axes = list(dict.fromkeys(axis for spec in read for axis in spec))
+        for side, name in ((1, "rhs_spec"), (-1, "out_spec")):
+            others += [layouts[side][dim] for dim in spatial_dims(op.attributes[name])]
+    elif op.name not in _READ_WHOLE:
+        others = [layouts[-1][dim] for dim in reads]
+    axes = dict.fromkeys([*cut, *itertools.chain(*others)])
     most = 0
     for place in itertools.product(*(range(sizes[axis]) for axis in axes)):
         at = dict(zip(axes, place, strict=True))
-        boxes = [
-            [rows_held(size, spec, sizes, at) for size, spec in zip(shape, specs, strict=True)]
+        parts = [
+            [_rows_held(size, spec, sizes, at) for size, spec in zip(shape, specs, strict=True)]
             for shape, specs in zip(shapes, layouts, strict=True)
         ]
         needed = there = 1
-        for dim, held in enumerate(boxes[operand]):
-            low, high = rows_read(op, shapes, operand, dim, boxes) if dim in dims else held
+        for dim, held in enumerate(parts[operand]):
+            low, high = reads[dim](parts) if dim in reads else held
             needed *= high - low
             there *= max(0, min(high, held[1]) - max(low, held[0]))
         most = max(most, needed - there)
-    return most
+    return most, cut
 
 
-def rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> RowRange:
+def _rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> RowRange:
     """Return the rows of a dim that a device has: the shard of its coordinates, 0 where none is said."""
     number = 0
     for axis in spec:
