@@ -7,6 +7,7 @@
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
 | `evaluate`, `run` | ops in plain numpy, on whole arrays and on views; computations of them |
 | `primitives` | JAX's primitives that are ops but for a name or a param |
+| `lowering` | ops on the way, and equations of jaxprs lowered to them |
 | `jaxpr` | `computation_of_jaxpr`: the computation of a jaxpr as data |
 | `traced` | `computation_from_jax`: that of a function of JAX |
 """

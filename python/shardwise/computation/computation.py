@@ -115,15 +115,15 @@ class Computation:
     ) -> None:
         if unknown not in (None, "whole"):
             raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
-        self._fill(_Reader(unknown, 0, {}), inputs, ops, outputs, names)
+        self._fill(_OpReader(unknown, 0, {}), inputs, ops, outputs, names)
 
     @classmethod
-    def _within(cls, reader: _Reader, said: Mapping[str, Any]) -> Computation:
+    def _within(cls, reader: _OpReader, said: Mapping[str, Any]) -> Computation:
         computation = object.__new__(cls)
         computation._fill(reader, said["inputs"], said["ops"], said["outputs"], said.get("names", ()))
         return computation
 
-    def _fill(self, reader: _Reader, inputs: Any, ops: Any, outputs: Any, names: Any) -> None:
+    def _fill(self, reader: _OpReader, inputs: Any, ops: Any, outputs: Any, names: Any) -> None:
         values = [_value(f"inputs[{number}]", value) for number, value in enumerate(_list("inputs", inputs))]
         self.inputs = len(values)
         self.ops = tuple(reader.ops(ops, values))
@@ -171,8 +171,24 @@ class Computation:
         [array([0., 0.], dtype=float32)]
         """
         with importing:
-            from .run import run
-        return run(self, arrays)
+            from .run import branch_of, checked_inputs, compute, value_dtype
+        shapes, dtypes = self.shapes, self.dtypes
+        values = dict(enumerate(checked_inputs(arrays, shapes[: self.inputs], dtypes[: self.inputs])))
+        for op in self.ops:
+            made: Any = [values[operand] for operand in op.operands]
+            if not op.bodies:
+                made = compute(op.name, op.attributes, made, [shapes[result] for result in op.results], op.source)
+            elif op.name == "case":
+                made = op.bodies[branch_of(made[0], len(op.bodies))].run(made[1:])
+            elif op.name == "while":
+                while op.bodies[0].run(made)[0]:
+                    made = op.bodies[1].run(made)
+            else:
+                for _ in range(op.trips):
+                    made = op.bodies[0].run(made)
+            for result, array in zip(op.results, made, strict=True):
+                values[result] = array.astype(value_dtype(result, dtypes[result]), copy=False)
+        return [values[output] for output in self.outputs]
 
     def to_json(self) -> dict[str, Any]:
         """Return the computation as values that `json.dumps` takes; `from_json` reads them.
@@ -223,7 +239,7 @@ def _core_op(op: Op) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _OpReader:
     """A reader of ops, in bodies `depth` deep."""
 
     unknown: str | None

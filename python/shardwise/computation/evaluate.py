@@ -15,7 +15,7 @@ import numpy as np
 
 from .._types import Array
 
-__all__ = ["OPS", "REDUCTIONS", "DeviceTensors", "identity"]
+__all__ = ["IDENTITY", "OPS", "REDUCTIONS", "Attributes", "DeviceTensors", "identity"]
 
 Attributes = Mapping[str, Any]
 
@@ -42,7 +42,8 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.logical_and,
     "or": np.logical_or,
 }
-_IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False}
+#: The value that changes no other.
+IDENTITY = {"add": 0, "multiply": 1, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False}
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "EQ": np.equal,
     "NE": np.not_equal,
@@ -64,7 +65,7 @@ def identity(body: str, dtype: np.dtype[Any]) -> Array:
     >>> identity("maximum", np.dtype(np.int8)), identity("maximum", np.dtype(np.float32))
     (array(-128, dtype=int8), array(-inf, dtype=float32))
     """
-    value: Any = _IDENTITY[body]
+    value: Any = IDENTITY[body]
     if dtype.kind in "iu" and body in ("maximum", "minimum"):
         value = np.iinfo(dtype).min if body == "maximum" else np.iinfo(dtype).max
     elif dtype.kind == "b":

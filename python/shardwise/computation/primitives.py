@@ -1,23 +1,6 @@
 """JAX's primitives by their names: which op of StableHLO each is, where no more than the name or a param is another."""
 
-from __future__ import annotations
-
-import math
-
-__all__ = [
-    "ALIKE",
-    "BODIES",
-    "CALLS",
-    "CUMULATIVE",
-    "ELEMENTWISE",
-    "INLINED",
-    "NOTHING",
-    "ORDER",
-    "RANDOM",
-    "SCATTERS",
-    "START",
-    "WINDOWS",
-]
+__all__ = ["ALIKE", "BODIES", "CALLS", "CUMULATIVE", "ELEMENTWISE", "INLINED", "NOTHING", "ORDER", "RANDOM"]
 
 #: Comparisons.
 ORDER = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -36,38 +19,31 @@ ELEMENTWISE = {
     **{"rem": "remainder", "max": "maximum", "min": "minimum", "pow": "power"},
     **dict.fromkeys(ORDER, "compare"),
 }
-#: Primitives that are an op of the same operands, with one param or none as its attribute.
-ALIKE = {
-    "bitcast_convert_type": ("bitcast_convert", None),
-    "broadcast_in_dim": ("broadcast_in_dim", "broadcast_dimensions"),
-    "concatenate": ("concatenate", "dimension"),
-    "dynamic_slice": ("dynamic_slice", "slice_sizes"),
-    "dynamic_update_slice": ("dynamic_update_slice", None),
-    "iota": ("iota", "dimension"),
-    "reshape": ("reshape", None),
-    "rev": ("reverse", "dimensions"),
-    "squeeze": ("reshape", None),
-    "transpose": ("transpose", "permutation"),
+#: Primitives that are an op of the same operands, with params as its attributes.
+ALIKE: dict[str, tuple[str, dict[str, str]]] = {
+    "bitcast_convert_type": ("bitcast_convert", {}),
+    "broadcast_in_dim": ("broadcast_in_dim", {"broadcast_dimensions": "broadcast_dimensions"}),
+    "concatenate": ("concatenate", {"dimension": "dimension"}),
+    "dynamic_slice": ("dynamic_slice", {"slice_sizes": "slice_sizes"}),
+    "dynamic_update_slice": ("dynamic_update_slice", {}),
+    "iota": ("iota", {"dimension": "dimension"}),
+    "optimization_barrier": ("barrier", {}),
+    "reshape": ("reshape", {}),
+    "rev": ("reverse", {"dimensions": "dimensions"}),
+    "squeeze": ("reshape", {}),
+    "top_k": ("top_k", {}),
+    "transpose": ("transpose", {"permutation": "permutation"}),
 }
-#: Reductions: the op that puts two elements together.
-BODIES = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", "and": "and", "or": "or"}
-#: The value that a reduction begins with.
-START = {"add": 0, "multiply": 1, "maximum": -math.inf, "minimum": math.inf, "and": True, "or": False}
-#: Cumulative ones.
+#: The op that puts two elements together, by the name of a reduction after `reduce_`, `reduce_window_` or `scatter-`.
+BODIES = {
+    **{"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", "and": "and", "or": "or"},
+    **{"add": "add", "mul": "multiply"},
+}
+#: Cumulative reductions.
 CUMULATIVE = {"cumsum": "add", "cumprod": "multiply", "cummax": "maximum", "cummin": "minimum"}
-#: Reductions of windows.
-WINDOWS = {"reduce_window_sum": "add", "reduce_window_max": "maximum", "reduce_window_min": "minimum"}
 #: Numbers drawn at random, and keys made of others.
 RANDOM = ("random_bits", "random_seed", "random_split", "random_fold_in", "random_clone")
-#: Scatters: the op that puts an update to what is there.
-SCATTERS = {
-    "scatter": "assign",
-    "scatter-add": "add",
-    "scatter-mul": "multiply",
-    "scatter-max": "maximum",
-    "scatter-min": "minimum",
-}
-#: Primitives that are their operand as far as layouts go.
+#: Primitives that are their operands as far as layouts go.
 NOTHING = (
     *("stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier_p", "name"),
     *("random_wrap", "random_unwrap"),

@@ -11,7 +11,8 @@ import numpy as np
 from .._fork import importing
 from .computation import Computation
 from .factor_rule import FactorRule
-from .jaxpr import Aval, computation_of_jaxpr
+from .jaxpr import computation_of_jaxpr
+from .lowering import Aval
 
 __all__ = ["computation_from_jax"]
 

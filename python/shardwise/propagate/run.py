@@ -19,7 +19,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from .flow import Flow, FlowNode, Specs
-from .shift import Parts, Reads, RowRange, rows_read, spatial_dims
+from .shift import Parts, RowRange, RowsRead, rows_read, spatial_dims
 
 __all__ = ["Devices"]
 
@@ -126,7 +126,8 @@ class Devices:
         """Put a value together; all devices that have an element have the same."""
         if value not in self._held:
             op, operands = self._flow.constants[value]
-            made = compute(op, [self._whole(operand) for operand in operands], [self._flow.value(value).shape])
+            arrays, shape = [self._whole(operand) for operand in operands], self._flow.value(value).shape
+            made = compute(op.name, op.attributes, arrays, [shape], op.source)
             self._put(value, made[0].astype(self._dtype(value)))
         specs, shards = self._held[value]
         found: Array = np.zeros(self._flow.value(value).shape, shards[0].dtype)
@@ -172,7 +173,7 @@ class Devices:
             if any(reads):
                 found.append(self._shifted(op, wholes, reads, boxes, shapes[-1], part))
             else:
-                found.append(compute_local(op, part))
+                found.append(compute_local(op.name, op.attributes, part, op.source))
         for at, value in enumerate(made):
             shards = [each[at].astype(self._dtype(value), copy=False) for each in found]
             if summed:
@@ -186,7 +187,7 @@ class Devices:
         self,
         op: Op,
         wholes: Sequence[Array],
-        reads: Sequence[Reads],
+        reads: Sequence[RowsRead],
         boxes: Parts,
         result: Shape,
         part: DeviceTensors,
@@ -211,7 +212,7 @@ class Devices:
         has = replace(
             part, arrays=parts, starts=[(0,) * held.ndim for held in parts], shapes=[tuple(shape)] * len(op.results)
         )
-        return [made[tuple(kept)] for made in compute_local(op, has)]
+        return [made[tuple(kept)] for made in compute_local(op.name, op.attributes, has, op.source)]
 
 
 def _added(shards: list[Array], boxes: Sequence[Any], addends: Sequence[int], reduction: str) -> list[Array]:

@@ -9,19 +9,19 @@ from typing import Any
 
 from ..computation.computation import Op
 
-__all__ = ["Parts", "Reads", "RowRange", "missing_elements", "rows_read", "spatial_dims"]
+__all__ = ["Parts", "RowRange", "RowsRead", "missing_elements", "rows_read", "spatial_dims"]
 
 RowRange = tuple[int, int]
 #: For each operand and result the rows of each of its dims that a device has.
 Parts = Sequence[Sequence[RowRange]]
 #: For each dim of an operand of which a device may need rows that it does not hold: the rows, by its parts.
-Reads = dict[int, Callable[[Parts], RowRange]]
+RowsRead = dict[int, Callable[[Parts], RowRange]]
 
 #: Ops that compute with the whole of their last dims, of which Shardy's rules let some be cut: so many of them.
 _READ_WHOLE = {"top_k": 1, "eigh": 2}
 
 
-def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> Reads:
+def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead:
     """Return the rows that devices read of an operand."""
     given, shape, rule = op.attributes, shapes[operand], op.rule
     dims = range(len(shape))
@@ -70,7 +70,7 @@ def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> Reads:
     return {}
 
 
-def _convolved(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> Reads:
+def _convolved(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead:
     """Return the same of a convolution: rows of the image for windows and their places; of the kernel all or none.
 
     A device reads a window's dim of a kernel whole, though Shardy lets it be cut, where it is not summed.

@@ -16,7 +16,7 @@ from .._dtypes import itemsize_of
 from .._fork import cached_property, importing
 from .._text import bytes_text, shown
 from ..computation.computation import Computation
-from ..computation.run import taken
+from ..computation.run import checked_inputs
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -165,7 +165,8 @@ class Propagation(Drawn):
         >>> propagate(computation, [("x",)], mesh=DeviceMesh((2,), ("x",))).run([[0.0, 0.0]])
         [array([0., 0.], dtype=float32)]
         """
-        return Devices(self._flow, self.mesh).run(taken(self.computation, arrays))
+        shapes, dtypes, count = self.computation.shapes, self.computation.dtypes, self.computation.inputs
+        return Devices(self._flow, self.mesh).run(checked_inputs(arrays, shapes[:count], dtypes[:count]))
 
     def to_json(self) -> dict[str, Any]:
         """Return the layouts and moves as JSON has them.

@@ -1,0 +1,243 @@
+"""Jaxprs lowered to the ops of a computation, as JSON has them; how each primitive is lowered, `jaxpr` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._text import shown
+from ..errors import LayoutError
+from .evaluate import IDENTITY
+from .factor_rule import FactorRule, factor_rule
+
+__all__ = ["Aval", "Body", "Eqn", "Lowered", "Lowering"]
+
+#: A shape and a dtype.
+Aval = list[Any]
+
+#: The number that stands for a value that nothing uses.
+_UNUSED = -1
+
+_INDEX: Aval = [[], "int32"]
+
+
+class Body:
+    """The ops of a computation, for which inputs of these shapes and dtypes are given."""
+
+    def __init__(self, inputs: Sequence[Aval], source: str = "") -> None:
+        self.values = [list(value) for value in inputs]
+        self.source = source
+        self._inputs = len(inputs)
+        self._ops: list[dict[str, Any]] = []
+
+    def said(self, outputs: Sequence[int]) -> dict[str, Any]:
+        """Return all of it, as JSON has a computation with these results."""
+        return {"inputs": self.values[: self._inputs], "ops": self._ops, "outputs": list(outputs)}
+
+    def shape(self, value: int) -> list[int]:
+        """Return the shape of a value."""
+        return list(self.values[value][0])
+
+    def emit(self, op: str, operands: Sequence[int], out: Aval, **attributes: Any) -> int:
+        """Add an op, and return its result."""
+        return self.emit_all(op, operands, [out], attributes)[0]
+
+    def emit_all(
+        self, op: str, operands: Sequence[int], outs: Sequence[Aval], attributes: Mapping[str, Any], **more: Any
+    ) -> list[int]:
+        """Add an op, and return its results."""
+        said = {"op": op, "in": list(operands), "out": [list(out) for out in outs]} | more
+        said |= {"attrs": dict(attributes)} if attributes else {}
+        self._ops.append(said | ({"source": self.source} if self.source else {}))
+        first = len(self.values)
+        self.values += [list(out) for out in outs]
+        return list(range(first, len(self.values)))
+
+    def called(self, body: Body, operands: Sequence[int], result: int) -> int:
+        """Add a call of a body with one result."""
+        return self.emit_all("call", operands, [body.values[result]], {}, body=body.said([result]))[0]
+
+    def constant(self, out: Aval, value: Any) -> int:
+        """Add a constant, of a value that is not known if it is `None`."""
+        if isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        return self.emit("constant", [], out, **({} if value is None else {"value": value}))
+
+    def full(self, shape: Sequence[int], dtype: str, value: Any) -> int:
+        """Add a tensor of equal elements."""
+        return self.broadcast(self.constant([[], dtype], value), shape)
+
+    def start(self, body: str, dtype: str) -> int:
+        """Add the scalar that a reduction begins with."""
+        return self.constant([[], dtype], IDENTITY[body])
+
+    def broadcast(self, value: int, shape: Sequence[int], dims: Sequence[int] | None = None) -> int:
+        """Broadcast a value whose dims are the last, or these."""
+        if self.shape(value) == list(shape):
+            return value
+        rank = len(self.shape(value))
+        dims = range(len(shape) - rank, len(shape)) if dims is None else dims
+        out = [list(shape), self.values[value][1]]
+        return self.emit("broadcast_in_dim", [value], out, broadcast_dimensions=list(dims))
+
+    def reduce(self, body: str, value: int, start: int, dims: Sequence[int], out: Aval) -> int:
+        """Put the elements along some dims together."""
+        return self.emit("reduce", [value, start], out, dimensions=list(dims), body=body, n=1)
+
+    def part(self, value: int, dim: int, first: int, size: int) -> int:
+        """Take a part of a dim."""
+        shape = self.shape(value)
+        starts, limits = [0] * len(shape), list(shape)
+        starts[dim], limits[dim] = first, first + size
+        out = [[limit - start for start, limit in zip(starts, limits, strict=True)], self.values[value][1]]
+        return self.emit("slice", [value], out, start_indices=starts, limit_indices=limits, strides=[1] * len(shape))
+
+
+class Eqn(NamedTuple):
+    """An equation of a jaxpr, with the numbers of its operands."""
+
+    name: str
+    params: Mapping[str, Any]
+    operands: list[int]
+    outs: Sequence[Aval]
+    #: The results that are used.
+    needed: Sequence[bool]
+
+    @property
+    def out(self) -> Aval:
+        """The shape and dtype of the first result."""
+        return list(self.outs[0])
+
+    @property
+    def jaxpr(self) -> Mapping[str, Any]:
+        """The jaxpr that it calls."""
+        for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+            if isinstance(self.params.get(name), Mapping):
+                found: Mapping[str, Any] = self.params[name]["jaxpr"]
+                return found
+        raise LayoutError(f"a call has no jaxpr, its params are {shown(sorted(self.params))}")
+
+    @property
+    def window(self) -> dict[str, Any]:
+        """The attributes of an op with such windows."""
+        for name in ("base_dilation", "window_dilation"):
+            if any(size != 1 for size in self.params.get(name) or ()):
+                raise LayoutError(
+                    f"a window with {name} {shown(self.params[name])} is not supported; write it as a convolution"
+                )
+        return {name: self.params[name] for name in ("window_dimensions", "window_strides", "padding")}
+
+
+class Lowered(NamedTuple):
+    """The ways in which primitives are lowered, by their names: to the number of a result, or those of several."""
+
+    lowered: Mapping[str, Callable[[Lowering, Eqn], int | list[int]]]
+    #: Rules of others, and `"whole"` to take the rest as ops that need their operands whole.
+    rules: Mapping[str, FactorRule]
+    unknown: str | None
+
+
+class Lowering(Body):
+    """The ops of one jaxpr."""
+
+    def __init__(self, inputs: Sequence[Aval], given: Lowered, source: str = "") -> None:
+        super().__init__(inputs, source)
+        self._ways = given
+
+    def of(self, jaxpr: Mapping[str, Any], used: Sequence[bool] | None = None) -> dict[str, Any]:
+        """Return the jaxpr as JSON has a computation, of those results that are used."""
+        inner = self.within(jaxpr["inputs"])
+        outputs = inner.inlined(jaxpr, range(len(jaxpr["inputs"])), used)
+        return inner.said([output for output in outputs if output != _UNUSED])
+
+    def within(self, inputs: Sequence[Aval]) -> Lowering:
+        """Return a body that takes such values, for its ops to come."""
+        return Lowering(inputs, self._ways, self.source)
+
+    def inlined(self, jaxpr: Mapping[str, Any], inputs: Sequence[int], used: Sequence[bool] | None = None) -> list[int]:
+        """Emit what the results that are used need, as JAX does, and give the numbers of the results."""
+        env = list(inputs)
+        consts = jaxpr.get("consts", ())
+        values = jaxpr.get("values", [None] * len(consts))
+        env += [self.constant(out, value) for out, value in zip(consts, values, strict=True)]
+        used = [True for _ in jaxpr["outputs"]] if used is None else used
+
+        def number(value: Any) -> int:
+            return self.constant(value["aval"], value["lit"]) if isinstance(value, Mapping) else env[value]
+
+        for eqn, needed in zip(jaxpr["eqns"], _needed(jaxpr, used, len(env)), strict=True):
+            if not any(needed):
+                env += [_UNUSED for _ in needed]
+                continue
+            before, self.source = self.source, eqn.get("source", self.source)
+            operands = [number(value) for value in eqn["in"]]
+            env += self._lowered(Eqn(eqn["op"], eqn["params"], operands, eqn["out"], needed))
+            self.source = before
+        return [number(value) if use else _UNUSED for value, use in zip(jaxpr["outputs"], used, strict=True)]
+
+    def _lowered(self, eqn: Eqn) -> list[int]:
+        name, operands = eqn.name, eqn.operands
+        if name in self._ways.rules:
+            return self.emit_all(name, operands, eqn.outs, {}, rule=self._ways.rules[name].to_json())
+        if name in self._ways.lowered:
+            made = self._ways.lowered[name](self, eqn)
+            return [made] if isinstance(made, int) else made
+        if self._ways.unknown == "whole" or _has_rule(name, [self.shape(value) for value in operands], eqn.outs):
+            return self.emit_all(name, operands, eqn.outs, {})
+        place = f" ({self.source})" if self.source else ""
+        raise LayoutError(
+            f"no rule is known for JAX's primitive {shown(name)}{place}; give rules={{{name!r}: FactorRule(...)}}, or "
+            "unknown='whole' to put its operands together"
+        )
+
+    def call(
+        self, jaxpr: Mapping[str, Any], operands: Sequence[int], outs: Sequence[Aval], needed: Sequence[bool] = ()
+    ) -> list[int]:
+        """Call a jaxpr, for those of its results that are needed, or all."""
+        needed = needed or [True for _ in outs]
+        taken = [out for out, is_needed in zip(outs, needed, strict=True) if is_needed]
+        made = iter(self.emit_all("call", operands, taken, {}, body=self.of(jaxpr, needed)))
+        return [next(made) if is_needed else _UNUSED for is_needed in needed]
+
+    def indexed(self, value: int, index: int) -> int:
+        """Take the part at an index of the first dim, in a call."""
+        shape, dtype = self.values[value]
+        body = self.within([[shape, dtype], _INDEX])
+        zeros = [body.constant(_INDEX, 0) for _ in shape[1:]]
+        part = [[1, *shape[1:]], dtype]
+        cut = body.emit("dynamic_slice", [0, 1, *zeros], part, slice_sizes=part[0])
+        return self.called(body, [value, index], body.emit("reshape", [cut], [shape[1:], dtype]))
+
+    def updated(self, value: int, part: int, index: int) -> int:
+        """Put a part at an index of the first dim, in a call."""
+        shape, dtype = self.values[value]
+        body = self.within([[shape, dtype], self.values[part], _INDEX])
+        dims = list(range(1, len(shape)))
+        wide = body.emit("broadcast_in_dim", [1], [[1, *shape[1:]], dtype], broadcast_dimensions=dims)
+        zeros = [body.constant(_INDEX, 0) for _ in shape[1:]]
+        made = body.emit("dynamic_update_slice", [0, wide, 2, *zeros], [shape, dtype])
+        return self.called(body, [value, part, index], made)
+
+
+def _needed(jaxpr: Mapping[str, Any], used: Sequence[bool], count: int) -> list[list[bool]]:
+    """Say of each equation which of its results the used ones of a jaxpr with `count` inputs and constants need."""
+    needed = {
+        value for value, is_used in zip(jaxpr["outputs"], used, strict=True) if is_used and isinstance(value, int)
+    }
+    count += sum(len(eqn["out"]) for eqn in jaxpr["eqns"])
+    found = []
+    for eqn in reversed(jaxpr["eqns"]):
+        count -= len(eqn["out"])
+        found.append([count + at in needed for at in range(len(eqn["out"]))])
+        if any(found[-1]):
+            needed.update(value for value in eqn["in"] if isinstance(value, int))
+    return found[::-1]
+
+
+def _has_rule(name: str, operands: Sequence[Sequence[int]], outs: Sequence[Aval]) -> bool:
+    try:
+        factor_rule(name, operands, [shape for shape, _ in outs])
+    except LayoutError:
+        return False
+    return True
