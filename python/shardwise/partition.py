@@ -36,7 +36,6 @@ class Partition(Tiling):
 
     Args:
         layout: a layout that has its mesh.
-        shape: the tensor's shape.
         uneven: how a dim that does not divide is cut; see `TensorLayout.partition`, which makes partitions.
 
     Raises:

@@ -38,8 +38,6 @@ class Assembled:
 
     Attributes:
         origin: The name of one stored tensor in it, for messages.
-        shape: Its shape.
-        dtype: Its dtype.
         parts: The tensors that it is made of.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
         is_apart: Whether it is written separately, even if another tensor is made of the same pieces.

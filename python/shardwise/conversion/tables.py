@@ -20,8 +20,6 @@ class Wanted:
 
     Attributes:
         name: Its name in the new checkpoint.
-        dtype: Its dtype.
-        shape: Its shape.
         pieces: The sources of its elements: boxes that tile it.
         replicas: Further boxes, which should equal parts of `pieces`.
         partition: Its cut; `None` if it is written whole.

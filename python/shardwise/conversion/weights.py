@@ -59,7 +59,6 @@ class Weight:
         origin: The name of the stored weight, for messages.
         shape: The shape of the logical weight.
         form: The form in words.
-        components: Its components.
         uncut: The dims that cannot be cut, each with the reason.
         is_whole: Whether it is an unchanged stored weight, except for its name.
     """

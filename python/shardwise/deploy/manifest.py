@@ -43,7 +43,6 @@ class ManifestTensor:
     """One tensor of a manifest.
 
     Attributes:
-        shape: Its shape.
         dtype: The name of its dtype.
         layout: How it is cut, over the devices that hold it; or who holds which boxes, if no layout says that.
         uneven: The rule by which dims that do not divide are cut by a layout.

@@ -21,7 +21,6 @@ class PresetCall(NamedTuple):
     """A preset with its options.
 
     Attributes:
-        name: Its name.
         values: The values that are given without a name.
         options: Those that have one: whole numbers, `True` and `False`, texts, and lists of whole numbers.
     """

@@ -106,7 +106,6 @@ class LocalParameter:
     """One parameter of a device; what no piece covers is padding.
 
     Attributes:
-        name: Its name.
         shape: Its shape on the device.
         pieces: The pieces that it is made of, in order.
         slabs: Where the device's own array of each tensor lies in it: the tensor, the place in a stack or `None`, and

@@ -60,8 +60,6 @@ class RecordedParameter:
     """One parameter of a process, as its loader filled it.
 
     Attributes:
-        name: Its name.
-        shape: Its shape.
         dtype: The name of its dtype.
         pieces: The pieces that it is made of, in the order of their first elements.
         padding: The number of elements that are of no tensor, and the same however often the tensors change.

@@ -30,7 +30,6 @@ class ReadCalls(NamedTuple):
     """Reads as `preadv` and io_uring take them: each call fills several buffers with a range of a file.
 
     Attributes:
-        files: The files.
         calls: A structured array: `file` (a position in `files`), `offset` and `length` in it, and `first` and `stop`,
             the buffers of the call in `vectors`, which it fills one after the other.
         vectors: A structured array: the `address` and the `length` of each buffer; its `array`, a position in

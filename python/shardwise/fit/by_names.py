@@ -52,7 +52,6 @@ class Named(NamedTuple):
     """A deployment by names.
 
     Attributes:
-        deployment: The deployment.
         unknown: The kinds of tensors that are not recognised; if there are some, what they take is not known.
         rests_on: The evidence for how tensors are cut.
     """

@@ -58,8 +58,6 @@ class RatioCut(NamedTuple):
     """A tensor that is cut by a ratio.
 
     Attributes:
-        name: The name.
-        shape: The shape.
         dim: The dim that is cut.
         stretches: For each device the stretches of that dim that it has, each from its first element to one past its
             last; of a fused tensor one for each part.

@@ -25,7 +25,6 @@ class State(NamedTuple):
     """A state of an optimizer, and its weight.
 
     Attributes:
-        name: Its name.
         parsed: Its name, taken apart.
         weight: The name by which rules find its weight, which may be elsewhere.
         shape: The shape of the weight.

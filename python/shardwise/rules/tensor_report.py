@@ -36,7 +36,6 @@ class TensorReport:
 
     Attributes:
         name: The path that was looked up.
-        shape: The shape of the tensor.
         dtype: The name of its dtype, or `None` if none was given.
         bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.

@@ -74,7 +74,6 @@ class _UnderWay(NamedTuple):
     """A part of a message that is under way, and the work to do when it has arrived.
 
     Attributes:
-        transport: The transport.
         wait: A function that waits for the part.
         after: The arrays to receive into.
         places: The rows that the buffer's bytes are copied to; empty if they are sent, or received directly.

@@ -48,9 +48,7 @@ class JobTensor(NamedTuple):
     """A tensor of a job.
 
     Attributes:
-        itemsize: Bytes per element.
         wanted: 1 if each destination piece is digested, plus 2 if its CRC-32 is computed.
-        shape: Elements per dim.
         sources: Boxes that do not overlap, and that cover what the destinations need; holders are numbers of sources.
         targets: Boxes to be copied; holders are numbers of destinations.
     """

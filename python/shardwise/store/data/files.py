@@ -210,7 +210,6 @@ class DataFile(Holder):
     """A regular file, open for reading.
 
     Attributes:
-        path: The file's path.
         size: The file's size in bytes.
         status: Device, inode, size, time of modification and time of change when it was opened.
 

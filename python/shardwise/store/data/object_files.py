@@ -63,7 +63,6 @@ class ObjectFile(Holder):
     """An object, open for reading: its size and ETag are noted, and a different object is refused.
 
     Args:
-        path: The object's path.
         noted: Its status, if known; requested now if left out.
         requests: The sizes of requests by which it is read.
 

@@ -99,7 +99,6 @@ class SourceFile(NamedTuple):
     """A file to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
-        path: The file's path.
         size: The file's size in bytes.
         modified: The time of the last write (`st_mtime_ns`).
         changed: The time of the last change of any kind (`st_ctime_ns`), which no program can set; `None` for a file
@@ -194,7 +193,6 @@ class SourceObject(NamedTuple):
     """An object of a store to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
-        path: The object's path.
         size: The object's size in bytes.
         etag: The ETag or its equivalent, which another object of the same name does not have.
     """

@@ -80,7 +80,6 @@ class _Dataset(NamedTuple):
 
     Attributes:
         name: Its path in the file.
-        shape: Its shape.
         dtype: Its dtype; `None` if it does not hold numbers.
         stored: The numpy dtype of its elements in the file.
         offset: The byte at which its elements begin in the file, if they are uncompressed and contiguous.

@@ -37,7 +37,6 @@ class _RankArray(NamedTuple):
 
     Attributes:
         entry: The header's entry of the array.
-        file: The file.
         shape: The shape of the whole tensor.
         rows: For each box start, stop and its start in the array: int64 of shape (boxes, 3, dims).
     """

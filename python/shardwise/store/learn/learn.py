@@ -42,7 +42,6 @@ class Learned:
 
     Attributes:
         text: A rules file, in TOML; each of its rewrites was carried out, and the result compared.
-        rewrites: The rewrites of the file.
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
         unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
             unexplained.

@@ -45,7 +45,6 @@ class ReadArray:
     """An array that a device will hold.
 
     Attributes:
-        name: The name of its tensor.
         device: The label of the device.
         dtype: Its dtype, as the checkpoint calls it.
         shape: Elements per dim of the device's own array, with its parts one after the other. Elements that no copy

@@ -38,7 +38,6 @@ class StoredObject(ReadsFiles):
     """A value of a checkpoint that is not a tensor.
 
     Attributes:
-        name: Its name.
         extent: The file, first byte and size of the container that holds only this value; `None` without one.
     """
 

@@ -36,9 +36,7 @@ class StoredTensor(Drawn, ReadsFiles):
     """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
 
     Attributes:
-        name: Its name.
         dtype: Its dtype, as numpy, ml_dtypes and PyTorch call it.
-        shape: Elements per dim.
         pieces: Boxes that tile it, each with its place in a file.
         replicas: Further pieces, with the same elements as some of `pieces`.
         alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a

@@ -31,7 +31,6 @@ class Total(NamedTuple):
         kind: `"weights"`, a kind of state (`"exp_avg"`, `"step"`, `"master"`, …), or `"others"` for tensors of the
             training state that belong to no parameter.
         tensors: How many there are.
-        bytes: Their bytes.
     """
 
     kind: str

@@ -49,7 +49,6 @@ class Parameter(NamedTuple):
 
     Attributes:
         name: The name of the tensor that it is a part of.
-        dtype: The tensor's dtype.
         blocks: The boxes of the tensor that make up the rank's array, in order.
         first: The place of its first block; `None` if only another rank's copy is stored.
         is_shared: Whether it is a tied embedding of which two stages have a copy.
@@ -82,7 +81,6 @@ class Run(NamedTuple):
     Attributes:
         start: The first element.
         stop: The element after the last.
-        path: The file.
         locate: Returns the place of the first element.
     """
 

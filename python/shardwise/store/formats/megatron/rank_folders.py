@@ -24,7 +24,6 @@ class MegatronRank(NamedTuple):
     """The file of one model-parallel rank.
 
     Attributes:
-        container: The file.
         values: The values at the top of its dict.
         arguments: The arguments of Megatron's script.
         chunks: The tensors of each chunk of the model, by their names in the chunk.

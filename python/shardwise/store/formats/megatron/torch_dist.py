@@ -64,7 +64,6 @@ class _Common(NamedTuple):
     """The contents of `common.pt`, the file with all values that are not sharded.
 
     Attributes:
-        path: The file.
         values: The values at the top of its dict.
         objects: Its values by name, without the optimizer's groups and steps.
         groups: The groups of the optimizer, if the file has them.

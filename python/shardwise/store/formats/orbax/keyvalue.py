@@ -20,7 +20,6 @@ class Value(NamedTuple):
     """A value: a range of a file, or bytes that the database holds itself.
 
     Attributes:
-        path: The file.
         offset: The byte of the file at which the value begins.
         length: The size in bytes; `None` for the whole file.
         inline: The bytes, if the database holds them.

@@ -22,9 +22,7 @@ class ZarrArray(NamedTuple):
 
     Attributes:
         name: The array's name in its store.
-        dtype: Its dtype.
         stored: The byte order of its elements in a chunk, as in numpy's dtype texts: `>` for big-endian.
-        shape: Elements per dim.
         chunk: The shape of a chunk; chunks at the edge have it too, and are padded.
         order: `C` or `F`: the order of the elements in a chunk.
         key: Returns the key of a chunk, given its position.

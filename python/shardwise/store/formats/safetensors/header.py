@@ -38,9 +38,7 @@ class Entry(NamedTuple):
     """An entry of a header, about one tensor.
 
     Attributes:
-        name: The tensor's name.
         dtype: The dtype as the format writes it: `F32`, `BF16`, ...
-        shape: Elements per dim.
         start: The tensor's first byte, counted from the beginning of the file.
         stop: The byte after its last one.
         file: The file that holds it.

@@ -123,9 +123,7 @@ class Row(NamedTuple):
     """A tensor of an index.
 
     Attributes:
-        name: its name.
         dtype: the name of its dtype.
-        shape: its shape.
         first: the position of its first chunk among the chunks of all tensors.
         number: the number of its chunks.
         bounds: the position of the first number of its chunks' boxes in the index's `bounds`.

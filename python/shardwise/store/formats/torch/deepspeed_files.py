@@ -61,7 +61,6 @@ class ReadFile(NamedTuple):
     """A file of a rank, with the contents of its pickle.
 
     Attributes:
-        container: The file.
         values: The values at the top of its dict.
     """
 

@@ -59,9 +59,7 @@ class FlatRow(NamedTuple):
     """A tensor whose elements are in ranges of flat arrays.
 
     Attributes:
-        dtype: Its dtype.
         cut: Its cut among model-parallel ranks.
-        arrays: The arrays.
         spans: For each range: the number of its array, its first element there, its model-parallel rank, and its start
             and stop in the rank's own flattened tensor. int64 of shape (ranges, 5).
         alias_of: The name of the tensor of which this is a second name.

@@ -142,7 +142,6 @@ class _ItemContents:
     """The contents of the items.
 
     Attributes:
-        tensors: The tensors.
         objects: The values that are not tensors.
         unreadable: The reasons why other tensors cannot be read.
         paths: The keys that lead to values of more than one key.

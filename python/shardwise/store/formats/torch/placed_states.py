@@ -21,7 +21,6 @@ class Sharding(NamedTuple):
 
     Attributes:
         shape: The shape of the whole tensor.
-        dtype: Its dtype.
         mesh: The shape of the mesh.
         placements: Kind, dim and split factor for each mesh dim.
         order: For each dim of the tensor, the mesh dims that cut it, major first.
@@ -39,7 +38,6 @@ class Shards(NamedTuple):
 
     Attributes:
         shape: The shape of the whole tensor.
-        dtype: Its dtype.
         boxes: The box of each shard.
     """
 

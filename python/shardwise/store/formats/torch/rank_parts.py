@@ -74,10 +74,8 @@ class Gathered:
     """The parts of all ranks under one name.
 
     Attributes:
-        name: The name.
         sharding: The way in which the whole tensor is cut; `None` if it is not.
         plain: A rank's tensor, if every rank has all of it.
-        parts: The parts.
         places: For a DTensor, by rank in the order of `add`, the number of its shard and of all shards; `None` for a
             rank that is not on the mesh.
         first: The file of the first part; empty before the first `add`.

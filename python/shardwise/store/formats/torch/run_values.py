@@ -25,7 +25,6 @@ class Extras:
     """The contents of files with other values of a run: the random states of each rank, and all else once.
 
     Attributes:
-        tensors: The tensors.
         objects: The values that are not tensors.
         paths: The keys that lead to each.
     """

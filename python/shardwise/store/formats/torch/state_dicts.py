@@ -54,7 +54,6 @@ class _FoundOptimizer(NamedTuple):
     Attributes:
         optimizer: Its state dict.
         path: The keys that lead to it.
-        container: The file.
         model: The text before the names of its model's tensors; `None` if the file has no model, or several.
         why: The reason why `model` is `None`.
     """
@@ -70,7 +69,6 @@ class StateDicts:
     """The contents of one or several files.
 
     Attributes:
-        tensors: The tensors.
         objects: The values that are not tensors.
         unreadable: The reasons why other tensors cannot be read.
         paths: The keys and positions that lead to each value, if they are more than its name.

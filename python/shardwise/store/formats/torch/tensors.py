@@ -67,8 +67,6 @@ class SavedTensor(NamedTuple):
 
     Attributes:
         storage: The key of its storage.
-        dtype: Its dtype.
-        shape: Elements per dim.
         strides: Elements of the storage from one element to the next, per dim.
         offset: The number of its first element in the storage.
         storage_bytes: The size of the storage in bytes, according to the pickle.

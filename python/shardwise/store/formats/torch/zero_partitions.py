@@ -34,7 +34,6 @@ class RankArrays(NamedTuple):
     """The flat arrays of a rank.
 
     Attributes:
-        file: The rank's file.
         values: The values of its optimizer.
         masters: The masters of each group, or of each sub-group.
         states: The states of each group, or sub-group, by kind.

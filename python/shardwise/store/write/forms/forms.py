@@ -156,7 +156,6 @@ class Texts(Mapping[str, bytes]):
 
     Args:
         form: The form of the checkpoint.
-        files: Its files.
         wanted: Its tensors and objects.
         aliases: Further names of tensors that share the elements of others.
         paths: The places of tensors in a nested state dict.

@@ -59,7 +59,6 @@ class WriteReport:
         tensors: The number of tensors, not counting aliases.
         bytes: Bytes of all files.
         bytes_read: Bytes read from files.
-        bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
         warnings: Warnings, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
             of `rename` that changes none, layouts that cut nothing as the format holds tensors whole; values beyond

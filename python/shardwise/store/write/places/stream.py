@@ -154,7 +154,6 @@ class Stream:
     Args:
         file: The file whose bytes the object has.
         gatherer: Assembles the boxes of the file's tensors: of each slot that has bytes, in order.
-        part_bytes: The bytes of a part.
         threads: The number of threads that copy; one per core if `None`.
         holds: Whether a part is held back whose bytes depend on later ones.
         known: A stream of the same object that was read to its end, and so has all digests.

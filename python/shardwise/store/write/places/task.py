@@ -39,7 +39,6 @@ class TaskReceipt(NamedTuple):
         digests: The digest of each range, as a part of its tensor.
         crcs: The CRC-32 of each range, if the files state it; else empty.
         bytes_read: Bytes read from files and objects.
-        bytes_written: Bytes written.
         seconds: The duration of the task.
         worker: The host and the process that ran the task.
         part: The part of the plan that was run, as `"3/16"`; empty if tasks were not run by parts.

@@ -67,7 +67,6 @@ class TargetTensor:
     Attributes:
         name: The tensor's name in the new checkpoint.
         dtype: The dtype in which it is written.
-        shape: Its shape.
         is_object: Whether it is not a tensor, but a value that is copied as bytes.
     """
 

@@ -57,7 +57,6 @@ class CheckpointContents:
 
     Attributes:
         wanted: its tensors, each once.
-        files: its files.
         form: its format, or `"rank"` for the file of one rank.
         metadata: texts for the headers.
         aliases: further names of tensors, each with the name under which the elements are written.
