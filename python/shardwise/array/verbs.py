@@ -19,7 +19,7 @@ def gather(sharded: ShardedArray, *, check_replicas: bool = True) -> Array:
     """Put an array together from its shards, adding up partial sums: a new array.
 
     Args:
-        sharded: the array.
+        sharded: an array, which may be unreduced.
         check_replicas: whether devices that hold the same values must hold the same bytes; see `ShardedArray.numpy`.
 
     Raises:
@@ -39,7 +39,7 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     """Put shards together along mesh axes, so that the devices along them hold the same.
 
     Args:
-        sharded: the array.
+        sharded: an array that is cut by a layout.
         axes: the mesh axes that should no longer cut a dim; by default all of them.
 
     Raises:
@@ -55,7 +55,8 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     layout = _checked(sharded).layout
     cutting = [name for spec in layout.axes for name in axes_of_spec(spec)]
     names = cutting if axes is None else [axes] if isinstance(axes, str) else list(names_in_spec("axes", axes))
-    _check_among("axes", names, cutting, "cut a dim")
+    if uncut := [name for name in names if name not in cutting]:
+        raise LayoutError(f"axes names {shown(uncut[0])}, which does not cut a dim; those that do are {shown(cutting)}")
     specs = [_without(spec, names) for spec in layout.axes]
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
 
@@ -78,7 +79,7 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
     """Exchange shards along mesh axes: the dim that they cut is put together, and another one is cut instead.
 
     Args:
-        sharded: the array.
+        sharded: an array that is cut by a layout.
         axes: an axis, or several that cut one dim, as its minor ones.
         dim: the dim that they are to cut, as its minor axes and in the order given.
 
@@ -117,7 +118,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
 
     Args:
         sharded: an array that is unreduced over `axis`, and over no other.
-        axis: the mesh axis.
+        axis: a mesh axis, which may not cut a dim already.
         dim: the dim that `axis` is to cut, as the minor axis of its spec.
 
     Raises:
@@ -157,7 +158,7 @@ def _dim(dim: int, rank: int) -> int:
 
 
 def _without(spec: Spec, names: Collection[str]) -> Spec:
-    """The rest of a spec without these axes; a packed dim stays packed while any axis cuts it."""
+    """Return a spec without these axes; a packed dim stays packed while any axis cuts it."""
     if not isinstance(spec, PackedDim):
         return tuple(name for name in axes_of_spec(spec) if name not in names)
     rest = spec.mapped({name: () if name in names else (name,) for name in spec.axis_names})
@@ -165,7 +166,7 @@ def _without(spec: Spec, names: Collection[str]) -> Spec:
 
 
 def _cut_by(spec: Spec, names: Sequence[str], dim: int) -> Spec:
-    """The spec of a dim with these axes as its minor ones."""
+    """Return the spec of a dim with these axes added as its minor ones."""
     if isinstance(spec, PackedDim):
         raise LayoutError(f"dim {dim} is packed; reshard cuts its parts")
     return (*axes_of_spec(spec), *names)
@@ -173,11 +174,3 @@ def _cut_by(spec: Spec, names: Sequence[str], dim: int) -> Spec:
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:
     return sharded.reshard(layout, sharded.partition.uneven)
-
-
-def _check_among(argument: str, names: list[str], allowed: list[str], what: str) -> None:
-    for name in names:
-        if name not in allowed:
-            raise LayoutError(
-                f"{argument} names {shown(name)}, which does not {what}; those that do are {shown(allowed)}"
-            )

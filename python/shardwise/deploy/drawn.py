@@ -124,4 +124,4 @@ def _tile(tile: Tile, held: _FieldValues, mesh: DeviceMesh) -> Tile:
         return tile
     labels = ((tile.labels[0][0], *(short(line, 18) for line in lines)), *tile.labels)
     naming = None if tile.naming is None else tile.naming + 1
-    return replace(tile, labels=labels, naming=naming, held=f"{tile.held} holds {', '.join(lines)}")
+    return replace(tile, labels=labels, naming=naming, caption=f"{tile.caption} holds {', '.join(lines)}")

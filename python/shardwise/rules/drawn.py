@@ -132,7 +132,7 @@ def _told(tile: Tile, said: dict[Any, list[str]], mesh: DeviceMesh) -> Tile:
         return tile
     naming = None if tile.naming is None else tile.naming + 1
     labels = ((tile.labels[0][0], *(short(line, 18) for line in lines)), *tile.labels)
-    return replace(tile, labels=labels, naming=naming, held=f"{tile.held}: {', '.join(lines)}")
+    return replace(tile, labels=labels, naming=naming, caption=f"{tile.caption}: {', '.join(lines)}")
 
 
 def kinds_panel(report: Reported) -> list[Panel]:

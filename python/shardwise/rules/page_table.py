@@ -196,7 +196,9 @@ class PageTable:
             "notes": list(view.notes),
             "shape": [str(size)],
             "plane": [None, 0],
-            "pieces": [[tile.down[0], f"{tile.across[0]}:{tile.across[1]}", tile.place, tile.held] for tile in tiles],
+            "pieces": [
+                [tile.down[0], f"{tile.across[0]}:{tile.across[1]}", tile.place, tile.caption] for tile in tiles
+            ],
         }
 
     def _look(self, tensor: Any) -> tuple[Any, ...]:

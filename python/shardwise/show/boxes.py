@@ -135,7 +135,7 @@ def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int, str]], plan
         labels = ((f"{held}: {place}",), (place,), (flat,)) if apart else ((held, flat), (held,), (flat,))
         drawn.append(Tile((row, row + 1) if apart else rows, columns, key, labels, place, held))
     if apart:
-        spans = tuple(Span(row, row + 1, tile.held) for row, tile in enumerate(drawn))
+        spans = tuple(Span(row, row + 1, tile.caption) for row, tile in enumerate(drawn))
         return Panel(
             f"{heading} boxes overlap: a row each".strip(),
             PanelSide("", len(drawn), spans),

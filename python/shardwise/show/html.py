@@ -28,7 +28,7 @@ def html_of(picture: Picture) -> str:
     ]
     parts = ['<div class="shardwise">', svg_of(picture).rstrip()]
     if tiles:
-        rows = [(view, tile.place, tile.held) for view, _, tile in tiles]
+        rows = [(view, tile.place, tile.caption) for view, _, tile in tiles]
         table = _table(("of", "part", "held by, or how much"), rows)
         parts.append(f"<details><summary>As a table</summary>{table}</details>")
     return "\n".join([*parts, "</div>"])

@@ -59,7 +59,7 @@ class Tile:
             is no shard, or one of too many.
         labels: What to write on it, as lines; the first for which there is room.
         place: The part of the whole that it is.
-        held: Who holds it, or what it amounts to.
+        caption: The holders, or the amount, as text.
         seams_down: Where it is cut inside, if it stands for several.
         seams_across: The same from left to right.
         naming: How many of the labels, from the first on, say who holds it; `None` for all of them.
@@ -71,7 +71,7 @@ class Tile:
     key: int | None
     labels: tuple[tuple[str, ...], ...]
     place: str
-    held: str
+    caption: str
     seams_down: tuple[int, ...] = ()
     seams_across: tuple[int, ...] = ()
     naming: int | None = None

@@ -248,7 +248,7 @@ class _PanelLayout:
         return low, upper + name + 2, width, height - name - 4
 
     def _tile(self, canvas: Canvas, tile: Tile, place: Area, written: _Written | None) -> None:
-        kind = canvas.tile(place, tile.key, short(xml_text(f"{tile.place}: {tile.held}"), 400), tile.amount)
+        kind = canvas.tile(place, tile.key, short(xml_text(f"{tile.place}: {tile.caption}"), 400), tile.amount)
         canvas.told(tile.key, self.panel.row_height is not None or (written is not None and written[2]))
         if written is None:
             return

@@ -88,7 +88,7 @@ def _holding(tile: Tile, index: str, key: int | None) -> Tile:
     """The tile of a device with the index of the shard that it holds."""
     device = tile.labels[0][0]
     labels = ((device, index), (f"{device} {index}",), (tile.labels[-1][0], index), *tile.labels)
-    return replace(tile, key=key, labels=labels, held=f"{tile.held} holds shard {index}")
+    return replace(tile, key=key, labels=labels, caption=f"{tile.caption} holds shard {index}")
 
 
 def _unit_partition(layout: TensorLayout) -> Partition | None:

@@ -23,12 +23,12 @@ class Grouped(NamedTuple):
 
     Attributes:
         copied: Unchanged values: the old name of each, by its new name.
-        made: Changed values, which are lists of parameters: old name and value of each, by its new name.
+        changed: Changed values, which are lists of parameters: old name and value of each, by its new name.
         lost: Values that cannot be expressed any more.
     """
 
     copied: dict[str, str]
-    made: dict[str, tuple[str, Any]]
+    changed: dict[str, tuple[str, Any]]
     lost: list[LeftOut]
 
 
@@ -97,18 +97,18 @@ def _list(
         found.copied[new] = name
         return
     names = list(dict.fromkeys(other for one in said for other in became.get(one, (one,))))
-    others = {other for key, (_, value) in found.made.items() if _beside(key) == _beside(new) for other in value}
+    others = {other for key, (_, value) in found.changed.items() if _beside(key) == _beside(new) for other in value}
     shared = [one for one in names if one in others]
     if shared:
         text = (
             f"{shown(name)} is not written: {shown(shared[0])} is made of parameters of several groups, and only in "
-            f"{shown(next(key for key, (_, value) in found.made.items() if shared[0] in value))}"
+            f"{shown(next(key for key, (_, value) in found.changed.items() if shared[0] in value))}"
         )
         found.lost.append(LeftOut("values", (name,), text))
     elif names == said:
         found.copied[new] = name
     else:
-        found.made[new] = name, names
+        found.changed[new] = name, names
 
 
 def _beside(name: str) -> str:

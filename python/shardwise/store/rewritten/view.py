@@ -72,7 +72,7 @@ def _values(checkpoint: StoredCheckpoint, naming: Naming, made: dict[str, Assemb
         new: StoredObject(new, checkpoint.objects[old].value, checkpoint.objects[old].extent)
         for new, old in grouped.copied.items()
     }
-    return found | {new: StoredObject(new, partial(list, value)) for new, (_, value) in grouped.made.items()}
+    return found | {new: StoredObject(new, partial(list, value)) for new, (_, value) in grouped.changed.items()}
 
 
 def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:

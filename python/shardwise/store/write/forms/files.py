@@ -224,7 +224,7 @@ def whole_slots(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]]) ->
     """Return the slots of one file for each group of whole tensors. The first bytes are left to the files."""
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
-    table = SlotTable.of(pool.numbers, wanted)
+    table = SlotTable.of(pool.coordinates, wanted)
     ranks = np.empty(len(wanted), np.int64)
     ranks[np.array(file_order(wanted), np.int64)] = np.arange(len(wanted))
     found = []
@@ -269,10 +269,10 @@ def slots_of(wanted: Sequence[CutTensor], order: Sequence[int]) -> dict[tuple[in
         {
             key
             for cut in {id(cut): cut for cut in cuts}.values()
-            for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)
+            for key in zip(cut.devices.tolist(), cut.ordinals.tolist(), strict=True)
         }
     )
-    return slots_by_file(keys, cuts, order, SlotTable.of(pool.numbers, wanted))
+    return slots_by_file(keys, cuts, order, SlotTable.of(pool.coordinates, wanted))
 
 
 def slots_by_file(
@@ -290,7 +290,7 @@ def slots_by_file(
     numbered = {key: number for number, key in enumerate(keys)}
     files = {
         which: np.array(
-            [numbered[key] for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)], np.int32
+            [numbered[key] for key in zip(cut.devices.tolist(), cut.ordinals.tolist(), strict=True)], np.int32
         )
         for which, cut in distinct.items()
     }

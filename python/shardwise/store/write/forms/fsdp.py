@@ -111,7 +111,7 @@ def fsdp_files(
                 held = pool.arrays(partition if placed[number] else None, shape, ranks.numbers(mesh))
                 if len(held.devices) != world:
                     raise LayoutError(f"tensor {shown(wanted[number].name)} is cut into several boxes on a rank")
-                known_cuts[key] = held._replace(numbers=np.full_like(held.numbers, tree.kind))
+                known_cuts[key] = held._replace(ordinals=np.full_like(held.ordinals, tree.kind))
             cuts.append(known_cuts[key])
             order.append(number)
     values: list[Any] = []
@@ -137,12 +137,12 @@ def fsdp_files(
                     continue
                 made = value(f"{_KINDS[tree.kind]}.{rank}.{name}", data)
                 held = pool.arrays(None, made.shape, np.array([rank], np.int64))
-                cuts.append(held._replace(numbers=np.full_like(held.numbers, tree.kind)))
+                cuts.append(held._replace(ordinals=np.full_like(held.ordinals, tree.kind)))
                 order.append(len(wanted) + len(values))
                 values.append(made)
     keys = [(rank, tree.kind) for rank in range(world) for tree in trees]
     everything = [*wanted, *values]
-    table = SlotTable.of(pool.numbers, everything, has_arrays=True)
+    table = SlotTable.of(pool.coordinates, everything, has_arrays=True)
     files = [
         TorchPart(f"{_KINDS[kind]}_world_size_{world}_rank_{rank}.pt", slots, everything)
         for (rank, kind), slots in slots_by_file(keys, cuts, order, table).items()

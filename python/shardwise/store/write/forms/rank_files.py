@@ -225,7 +225,7 @@ def rank_slots(
             known[key] = pool.arrays(partition, shape, numbers[mesh], own)
         cuts.append(known[key])
     keys = [(rank, 0) for rank in range(len(ranks.labels))]
-    table = SlotTable.of(pool.numbers, wanted, has_arrays=True)
+    table = SlotTable.of(pool.coordinates, wanted, has_arrays=True)
     return list(slots_by_file(keys, cuts, order, table).values())
 
 

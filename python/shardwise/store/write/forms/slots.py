@@ -58,12 +58,12 @@ class OwnedBoxes(NamedTuple):
 
     Attributes:
         devices: The device that owns each box.
-        numbers: The number of each box among the boxes of its device, from 0.
+        ordinals: The number of each box among the boxes of its device, from 0.
         places: The place of each box in the pool.
     """
 
     devices: Numbers
-    numbers: Numbers
+    ordinals: Numbers
     places: Numbers
 
 
@@ -73,7 +73,7 @@ class BoxPool:
     >>> pool = BoxPool()
     >>> pool.whole((2, 3)).places.tolist(), pool.whole((4,)).places.tolist(), pool.whole((2, 3)).places.tolist()
     ([0], [4], [0])
-    >>> pool.numbers.tolist()
+    >>> pool.coordinates.tolist()
     [0, 0, 2, 3, 0, 4]
     """
 
@@ -84,8 +84,8 @@ class BoxPool:
         self._cuts: dict[Partition | SharedTiling, OwnedBoxes] = {}
 
     @property
-    def numbers(self) -> Numbers:
-        """All numbers of the pool, in one array."""
+    def coordinates(self) -> Numbers:
+        """The starts and stops of all boxes, in one array."""
         if len(self._parts) != 1:
             self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
         return self._parts[0]

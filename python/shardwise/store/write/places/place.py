@@ -16,7 +16,7 @@ from ..forms.files import TargetFile
 from .task import Share, Sink, TaskReceipt
 from .work import Work, Workers
 
-__all__ = ["Completion", "FileShare", "NewCheckpoint", "Place", "Recorder"]
+__all__ = ["Completion", "FileShare", "Place", "Recorder"]
 
 
 class FileShare(NamedTuple):
@@ -36,53 +36,30 @@ class FileShare(NamedTuple):
 
 
 class NewCheckpoint(Protocol):
-    """The facts about a checkpoint to be written that its place asks for."""
+    """The members of a plan that the place of its checkpoint needs; `CheckpointTasks` documents each member."""
 
     @property
-    def path(self) -> Any:
-        """The path or URL of the checkpoint."""
-
+    def path(self) -> Any: ...
     @property
-    def is_folder(self) -> bool:
-        """True if the checkpoint is a folder; False if it is one file."""
-
+    def is_folder(self) -> bool: ...
     @property
-    def digest(self) -> str:
-        """The SHA-256 of the plan."""
-
+    def digest(self) -> str: ...
     @property
-    def files(self) -> Sequence[TargetFile]:
-        """The files with tensors."""
-
+    def files(self) -> Sequence[TargetFile]: ...
     @property
-    def sizes(self) -> Sequence[int]:
-        """The size in bytes of each of `files`."""
-
+    def sizes(self) -> Sequence[int]: ...
     @property
-    def last(self) -> str:
-        """Name of the file that makes a folder a checkpoint (manifest or index); it is written last."""
-
+    def last(self) -> str: ...
     @property
-    def tasks(self) -> Sized:
-        """The tasks of the plan."""
-
+    def tasks(self) -> Sized: ...
     @property
-    def is_kept(self) -> bool:
-        """True if another run would find the same sources, so that it can use the receipts of this one."""
-
+    def is_kept(self) -> bool: ...
     @property
-    def is_shared(self) -> bool:
-        """True if tasks make parts of files, which are joined at the end."""
-
+    def is_shared(self) -> bool: ...
     @property
-    def most_shared(self) -> int:
-        """The most bytes of shared files that one task holds in memory."""
-
-    def shares(self, number: int) -> Sequence[FileShare]:
-        """Return the shares of files that a task makes."""
-
-    def known_before(self, file: int) -> bytes:
-        """Return the bytes before the first tensor of a file; no bytes if they depend on the tensors' values."""
+    def most_shared(self) -> int: ...
+    def shares(self, number: int) -> Sequence[FileShare]: ...
+    def known_before(self, file: int) -> bytes: ...
 
 
 class Completion(Protocol):

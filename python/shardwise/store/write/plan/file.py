@@ -35,7 +35,7 @@ from ..forms.safetensors import HeaderLengths
 from .data import LEAST_ASKED, TargetTensor, said_by
 from .grids import shared_runs, task_runs
 from .plan import CheckpointTasks
-from .shares import shares_of
+from .shares import file_shares
 from .tables import blank, repeated_slots, table_of
 
 __all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
@@ -203,7 +203,7 @@ def check_plan(plan: CheckpointTasks) -> None:
     if not np.array_equal(table_of("runs", runs), _table(plan, "runs")):
         raise ValueError("its tasks are not those of its tensors")
     if plan.is_shared:
-        shares = shares_of(plan, plan.place.least_part)
+        shares = file_shares(plan, plan.place.least_part)
         if shares is None or not np.array_equal(shares.rows, _table(plan, "shares")):
             raise ValueError("what its tasks make of its files is not what they write")
         if not np.array_equal(shares.ends, _numbers(plan, "share_ends")):

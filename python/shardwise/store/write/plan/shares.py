@@ -12,7 +12,7 @@ from ...._types import Numbers
 from .plan import CheckpointTasks
 from .tables import blank
 
-__all__ = ["Shares", "shares_of"]
+__all__ = ["Shares", "file_shares"]
 
 
 class Shares(NamedTuple):
@@ -30,7 +30,7 @@ class _FileRun(NamedTuple):
     end: int
 
 
-def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | None:
+def file_shares(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | None:
     """Return the shares of files that the tasks of a plan make; `None` if tasks cannot share its files.
 
     A task writes one run of bytes of a file, or a few. A run of at least the least bytes of a part is uploaded as a

@@ -28,7 +28,7 @@ from ..places.part_sizes import Limits
 from ..places.place import FileShare
 from ..plan.data import LEAST_ASKED
 from ..plan.grids import shared_runs, task_runs
-from ..plan.shares import shares_of
+from ..plan.shares import file_shares
 from ..plan.tables import TensorRow, blank, file_rows, repeated_slots, slot_rows, target_rows
 from ..run.checkpoint_plan import CheckpointPlan
 from .request import Request
@@ -190,7 +190,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
     sections = {**plan.sections, "order": InMemory(order), "runs": InMemory(shared_runs(shapes, task_bytes))}
     head = {**plan.head, "task_bytes": task_bytes}
     made = CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
-    shares = shares_of(made, limits.least_shared)
+    shares = file_shares(made, limits.least_shared)
     if shares is None or not len(shares.rows):
         return None
     files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)

@@ -270,7 +270,7 @@ class Preparation:
         """Return the values that Megatron keeps in `common.pt`, by their new names."""
         objects = self._checkpoint.objects
         said = {name: objects[old].value() for name, old in values.copied.items() if is_said(name)}
-        return {**said, **{name: value for name, (_, value) in values.made.items() if is_said(name)}}
+        return {**said, **{name: value for name, (_, value) in values.changed.items() if is_said(name)}}
 
     def _number(self, name: str, made: Assembled) -> float:
         """Return the only element of a tensor of shape () or (1,); others are refused."""

@@ -63,13 +63,13 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
     """
     found = WrittenValues({}, {}, [], [])
     tensors = set(taken)
-    for new, old in (*grouped.copied.items(), *((new, old) for new, (old, _) in grouped.made.items())):
+    for new, old in (*grouped.copied.items(), *((new, old) for new, (old, _) in grouped.changed.items())):
         held = checkpoint.objects[old]
         if form == "dcp" and held.extent is not None and new in grouped.copied:
             wanted = wanted_object(new, held)
         else:
             try:
-                value = plain_value(grouped.made[new][1] if new in grouped.made else held.value())
+                value = plain_value(grouped.changed[new][1] if new in grouped.changed else held.value())
                 data = value_bytes(value) if form == "dcp" else b""
             except (ParseError, TypeError, OverflowError):
                 found.homeless.append(old)
@@ -84,7 +84,7 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
         found.names[old] = new
         found.wanted.append(wanted)
     if form == "dcp":
-        known = {*tensors, *grouped.copied, *grouped.made}
+        known = {*tensors, *grouped.copied, *grouped.changed}
         for new, value in _by_parameter(checkpoint, grouped):
             if new not in known:
                 check_name(new)
@@ -98,10 +98,12 @@ def _by_parameter(checkpoint: StoredCheckpoint, grouped: Grouped) -> Iterator[tu
     Missing values of Adam get their defaults: an optimizer without a schedule has no `initial_lr`, for example.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
-    for new in (*grouped.copied, *grouped.made):
+    for new in (*grouped.copied, *grouped.changed):
         match = _OF_GROUP.fullmatch(new)
         if match is not None:
-            value = grouped.made[new][1] if new in grouped.made else checkpoint.objects[grouped.copied[new]].value()
+            value = (
+                grouped.changed[new][1] if new in grouped.changed else checkpoint.objects[grouped.copied[new]].value()
+            )
             groups.setdefault((match["before"], int(match["number"])), {})[match["key"]] = value
     for (before, _), said in groups.items():
         params = said.pop("params", None)
