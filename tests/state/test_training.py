@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2
+from shardwise.quantized.forms import NO_COMPONENTS
 from shardwise.state import SHARDINGS, Cache, Lora, key_value_caches, training_state
+from shardwise.state.described import described
+from shardwise.state.placed import PlacedTensors
 
 MESH = sw.DeviceMesh((4, 2), ("data", "tp"))
 
@@ -582,6 +585,17 @@ def test_tensors_that_are_looked_up_together_are_counted_as_one_by_one(
     assert together.to_dict() == alone.to_dict()
     for device in deployment.world.labels():
         assert together.of(device) == alone.of(device)
-    ranks = [len(shape) for shape, _ in tensors.values()]
-    each = [deployment.placed(name, rank) for name, rank in zip(tensors, ranks, strict=True)]
-    assert list(deployment._all_placed(list(tensors), ranks)) == each
+    listed = described(tensors, None)
+    groups = PlacedTensors(deployment, NO_COMPONENTS, "even").alike(listed)
+    assert sorted(number for numbers, _ in groups for number in numbers) == list(range(len(tensors)))
+    for numbers, placed in groups:
+        assert len({listed[number].look for number in numbers}) == 1
+        for number in numbers:
+            assert deployment.placed(listed[number].name, len(listed[number].look.shape)) == placed
+
+
+def test_a_name_that_is_no_text_is_refused_by_name() -> None:
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    deployment = Deployment(2, mesh, {"w": DeploymentRule(("tp",))})
+    with pytest.raises(TypeError, match="path must be a string, got 7"):
+        training_state({"w.0": ((2,), "float32"), 7: ((2,), "float32")}, deployment)  # type: ignore[dict-item]

@@ -1,7 +1,8 @@
 """The arguments of the command line."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .._core import __version__
@@ -45,15 +46,22 @@ __all__ = ["make_parser", "parse_arguments"]
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments of the command line; ValueError if they are wrong, SystemExit for `--help`."""
-    parser = make_parser()
+    if arguments and arguments[0] in _COMMANDS:
+        # The parser of one command is made in a tenth of the time of all; errors need all, to say what is meant.
+        with contextlib.suppress(ValueError):
+            return _parsed(make_parser(arguments[0]), arguments)
+    return _parsed(make_parser(), arguments)
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(_joined(arguments))
     if [] in vars(options).values():  # What argparse makes of `--mesh=--` before Python 3.13.
         parser.error("-- is not a value")
     return options
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands, or of one only."""
     parser = Parser(
         prog="shardwise",
         description="Which part of each tensor each device of a mesh holds.",
@@ -61,25 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    add_report(commands)
-    add_show(commands)
-    add_translate(commands)
-    add_einsum(commands)
-    add_propagate(commands)
-    add_explore(commands)
-    _add_reshard(commands)
-    _add_extract(commands)
-    _add_plan(commands)
-    _add_run(commands)
-    _add_commit(commands)
-    _add_verify(commands)
-    _add_diff(commands)
-    _add_learn(commands)
-    _add_inspect(commands)
-    add_fits(commands)
-    add_state(commands)
-    add_rules(commands)
-    add_completion(commands)
+    for name, add in _COMMANDS.items():
+        if command in (None, name):
+            add(commands)
     return parser
 
 
@@ -324,3 +316,27 @@ def _joined(arguments: Sequence[str]) -> list[str]:
                 f" {argument}" if joined[:1] in (["einsum"], ["propagate"]) and argument.startswith("-,") else argument
             )
     return joined
+
+
+#: The functions that add each command, in the order of `--help`.
+_COMMANDS: dict[str, Callable[["argparse._SubParsersAction[Parser]"], None]] = {
+    "report": add_report,
+    "show": add_show,
+    "translate": add_translate,
+    "einsum": add_einsum,
+    "propagate": add_propagate,
+    "explore": add_explore,
+    "reshard": _add_reshard,
+    "extract": _add_extract,
+    "plan": _add_plan,
+    "run": _add_run,
+    "commit": _add_commit,
+    "verify": _add_verify,
+    "diff": _add_diff,
+    "learn": _add_learn,
+    "inspect": _add_inspect,
+    "fits": add_fits,
+    "state": add_state,
+    "rules": add_rules,
+    "completion": add_completion,
+}

@@ -18,7 +18,7 @@ from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
-from ..quantized.forms import find_kinds
+from ..quantized.forms import NO_COMPONENTS, find_kinds
 from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.wrapped import language_config
 from ..state import OPTIMIZERS, Lora, TrainingState, key_value_caches, training_state
@@ -64,12 +64,12 @@ def _by_names(
         raise ParseError("--mesh is for --rules; without rules the sizes are --tp, --pp, --dp, --ep and --etp")
     sizes = ParallelSizes(options.tp, options.pp, options.dp, options.ep, options.etp)
     layers = None if options.layers is None else [_number("--layers", one) for one in options.layers.split(",")]
-    kinds = find_kinds(model.tensors, model.config, model.read)[1]
+    method, kinds = find_kinds(model.tensors, model.config, model.read)
     named = deployed_by_names(kinds, model.config, sizes, layers)
     if named.unknown:
         return print_unknown(screen, options, [f"{one.name}: {one.why}" for one in named.unknown])
 
-    weights = find_components(model.tensors, model.config, model.read)
+    weights = NO_COMPONENTS if method is None else find_components(model.tensors, model.config, model.read)
 
     def made(sizes: ParallelSizes, sharding: str) -> TrainingState:
         own = deployed_by_names(kinds, model.config, sizes)

@@ -60,9 +60,9 @@ def print_findings(screen: Screen, options: argparse.Namespace, findings: Findin
         screen.write(*line)
     screen.write("")
     screen.write(("fullest: ", "bold"), f"{device}, {bytes_text(most)}; {state.why}")
-    stages = state.to_dict()["stages"]
+    stages = state.stages
     if stages is not None and len(stages) > 1:
-        said = ", ".join(f"{number}: {bytes_text(one['most'])}" for number, one in enumerate(stages))
+        said = ", ".join(f"{number}: {bytes_text(most)}" for number, (_, most) in enumerate(stages))
         screen.write(f"by stage: {said}")
     if options.devices:
         screen.write("")

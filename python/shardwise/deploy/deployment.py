@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..placing import NOT_PLACED, Placed
+from ..placing import Placed
 from ..rules.book import RuleBook, note_origin, warned_of_models
 from ..rules.layout_rule import LayoutRule, checked_uneven
 from ..rules.search import MatchMode, checked_match
@@ -202,19 +202,11 @@ class Deployment(RuleBook, Drawn):
         >>> engine.placed("w", 1).uneven, engine.placed("v", 1)
         ('ceil', Placed(layout=None, uneven=None, shared=False))
         """
-        found = self._lookup.place(path)  # Once, for models of a hundred thousand tensors.
-        if found is None:
-            return NOT_PLACED
-        placed = found.placed.get(rank) if type(rank) is int else None
-        if placed is None:
-            rank, rule = integer("rank", rank), found.ready.rule
-            placed = found.placed[rank] = Placed(self._lookup.layout(found, path, rank), rule.uneven, rule.shared)
-        return placed
+        return self._lookup.placed(path, rank)
 
-    def _all_placed(self, paths: Sequence[str], ranks: Sequence[int]) -> Iterator[Placed]:
-        """Yield what `placed` gives for each of many tensors."""
-        for at, found in enumerate(self._lookup.places(paths, ranks)):
-            yield self.placed(paths[at], ranks[at]) if found is None else found
+    def _placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield what `placed` gives for names that differ in digits only, each with the positions of its names."""
+        return self._lookup.placed_alike(paths, rank)
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank, over the devices that hold it.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._arguments import integer
 from .._fork import importing
-from .._text import DIGITS, digits_alike, shown
+from .._text import digits_alike, shown
 from .._types import Numbers
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
@@ -284,39 +285,65 @@ class RuleLookup:
         except KeyError:
             return self._place_of(kind, path)
 
-    def places(self, paths: Iterable[str], ranks: Iterable[int]) -> Iterator[Placed | None]:
-        """Yield the place of each of many tensors, of its rank; `None` where `place` has to look for it."""
-        kinds, is_blind, encoded = self._kinds, self._is_blind, str.encode
-        for path, rank in zip(paths, ranks, strict=True):
-            try:
-                # As `digits_alike`, whose call would take as long as the rest.
-                kind = kinds[encoded(path, "utf-8", "surrogatepass").translate(DIGITS) if is_blind else path]
-                if kind is None:
-                    found = NOT_PLACED
-                elif len(kind.entries) == 2:  # A layer and an expert: most tensors of the largest models.
-                    (first, firsts), (second, seconds) = kind.entries
-                    found = kind.places[firsts[path[first]], seconds[path[second]]].placed[rank]
-                else:
-                    found = kind.places[tuple([known[path[span]] for span, known in kind.entries])].placed[rank]
-            except (KeyError, TypeError):
-                yield None
-            else:
-                yield found
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the place of a tensor of this rank; `NOT_PLACED` if no rule matches and there is no default.
+
+        Raises:
+            LayoutError: as `place` and `layout` do.
+        """
+        found = self.place(path)
+        if found is None:
+            return NOT_PLACED
+        placed = found.placed.get(rank) if type(rank) is int else None
+        if placed is None:
+            rank, rule = integer("rank", rank), found.ready.rule
+            placed = found.placed[rank] = Placed(self.layout(found, path, rank), rule.uneven, rule.shared)
+        return placed
+
+    def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield what `placed` gives for names that differ in digits only, each with the positions of its names."""
+        kind = None
+        if self._is_blind and len(paths) > 1 and self.place(paths[0]) is not None:
+            kind = self._kinds[digits_alike(paths[0])]
+        if kind is None or not "".join(paths).isascii():
+            each: dict[int, tuple[Placed, list[int]]] = {}
+            for at, path in enumerate(paths):
+                placed = self.placed(path, rank)
+                each.setdefault(id(placed), (placed, []))[1].append(at)
+            yield from each.values()
+            return
+        letters = np.frombuffer("".join(paths).encode(), np.uint8).reshape(len(paths), -1)
+        codes = np.zeros(len(paths), np.int64)
+        for number, (span, _) in enumerate(kind.entries):
+            if span.start == span.stop:
+                continue
+            texts = np.ascontiguousarray(letters[:, span]).view(f"S{span.stop - span.start}").ravel()
+            _, firsts, which = np.unique(texts, return_index=True, return_inverse=True)
+            known: dict[tuple[int, ...], int] = {}
+            found = [self._at_of(kind, number, paths[first]) for first in firsts.tolist()]
+            own = np.array([known.setdefault(at, len(known)) for at in found])
+            codes = codes * len(known) + own[which.ravel()]
+        order = np.argsort(codes, kind="stable")
+        for positions in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+            yield self.placed(paths[positions[0]], rank), positions.tolist()
 
     def _place_of(self, kind: _AlikeNames, path: str) -> TensorPlace:
         """Return the place of a name, given the values of its fields."""
-        ready, at = kind.ready, []
+        key = tuple([self._at_of(kind, number, path) for number in range(len(kind.entries))])
+        return kind.places.get(key) or kind.places.setdefault(key, TensorPlace(kind.ready, key))
+
+    def _at_of(self, kind: _AlikeNames, number: int, path: str) -> tuple[int, ...]:
+        """Return the coordinates that one entry of `at` gives to a name."""
+        ready, (span, known) = kind.ready, kind.entries[number]
+        _, coordinates, own = ready.at[number]
         try:
-            for (_, coordinates, own), fields, (span, known) in zip(ready.at, kind.fields, kind.entries, strict=True):
-                found = coordinates.of(tuple([path[field] for field in fields]), own, ready.numbers)
-                if len(known) >= REMEMBERED_PATHS:
-                    known.clear()
-                known[path[span]] = found
-                at.append(found)
+            found = coordinates.of(tuple([path[field] for field in kind.fields[number]]), own, ready.numbers)
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(path)}: {error}") from None
-        key = tuple(at)
-        return kind.places.get(key) or kind.places.setdefault(key, TensorPlace(ready, key))
+        if len(known) >= REMEMBERED_PATHS:
+            known.clear()
+        known[path[span]] = found
+        return found
 
     def _kind_of(self, path: str, key: bytes | str) -> _AlikeNames | None:
         """Return the rule of names that differ in digits only, and the positions of its fields in them."""

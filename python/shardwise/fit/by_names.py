@@ -140,7 +140,7 @@ def _layers(names: Sequence[str]) -> set[int]:
     if found is None:
         return set()
     at, after = found.start(), names[0][found.end() : found.end() + 1]
-    return {int(text) for text in {name[at:].partition(after)[0] if after else name[at:] for name in names}}
+    return {int(text) for text in {name[at : name.index(after, at) if after else None] for name in names}}
 
 
 def _key(name: str) -> tuple[str, bool, bool]:

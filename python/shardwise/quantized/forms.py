@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._text import digits_alike, shown
+from .._text import all_digits_alike, shown
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .method import quantization_of, stated_method
@@ -214,14 +214,17 @@ def find_kinds(
             plain: dict[Hashable, list[str]] = {}
             # Names that differ in digits only are alike with stars, but for digits that are no numbers.
             known: dict[Hashable, list[str]] = {}
-            for name, (dtype, shape) in tensors.items():
-                those = known.get(digits := (digits_alike(name), dtype, shape))
-                if those is None:
+            for name, digits in zip(
+                tensors, zip(all_digits_alike(tensors), tensors.values(), strict=True), strict=True
+            ):
+                try:
+                    known[digits].append(name)
+                except KeyError:
                     starry = starred(name)
-                    those = plain.setdefault((starry, dtype, shape), [])
+                    those = plain.setdefault((starry, tensors[name]), [])
+                    those.append(name)
                     if _DIGIT.search(starry) is None:
                         known[digits] = those
-                those.append(name)
             return None, tuple(_plain(names, *tensors[names[0]]) for names in plain.values())
         how = Given(given, read)
         apart = _ORDERS if given.get("desc_act", True) is not False else frozenset()

@@ -6,6 +6,7 @@ The families are those of transformers; `tests/data/families` has models that tr
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .._expressions import parse_expression
+from .._fork import importing
 from .._text import shown
 from ..errors import ParseError
 from .names import expert_names, keys_of
 from .numbers import Config, NamedNumbers, read_config
-from .toml import read_type_tensors
 from .type_tensors import MOST_TENSORS, TypeTensors
 from .wrapped import language_config, language_part
 
@@ -289,9 +290,13 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
     types = [one.get("model_type") for one in (said, whole)]
     named = ((one.get("model_type"), one) for one in (language_part(whole), whole))
     parts = {kind: one for kind, one in named if isinstance(kind, str)}
-    stated = None if rules is None else read_type_tensors(os.fspath(rules))
-    if stated is not None and isinstance(stated.type, str) and stated.type in parts:
-        return stated.shapes(parts[stated.type])
+    if rules is not None:
+        with importing:
+            from .toml import read_type_tensors
+
+        stated = read_type_tensors(os.fspath(rules))
+        if stated is not None and isinstance(stated.type, str) and stated.type in parts:
+            return stated.shapes(parts[stated.type])
     family = next((one for one in types if _is_known(one)), None)
     if family is None:
         table = next((one for one in map(_recorded, reversed(parts)) if one is not None), None)
@@ -310,7 +315,7 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
     found = sizes.of(before)
     for layer in range(sizes.number("layers")):
         for names, shape in sizes.listed(layer_of(said, layer), f"{prefix}.{layer}."):
-            found.update(dict.fromkeys(names, shape))
+            found.update(zip(names, itertools.repeat(shape)))
             if len(found) > MOST_TENSORS:
                 raise ParseError(f"the configuration: it describes more than {MOST_TENSORS} tensors")
     found.update(sizes.of(after))

@@ -43,9 +43,10 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateS
             )
         if recipe.round_robin:
             group = [part for first in range(min(ways, len(group))) for part in group[first::ways]]
-        flat = flattened([part.size for part in group], ways, 1, 2 * ways)
-        pieces = [(part, flat.lengths(at, part.size)) for part, at in zip(group, flat.starts, strict=True)]
-        padding = flat.size - sum(part.size for part in group)
+        sizes = [part.size for part in group]
+        flat = flattened(sizes, ways, 1, 2 * ways)
+        pieces = list(zip(group, flat.lengths_of_all(sizes), strict=True))
+        padding = flat.size - sum(sizes)
         if padding:
             yield StateShare("weights", "padding", None, 0, bytes_for(padding, bits))
         gradients = recipe.gradients or bits

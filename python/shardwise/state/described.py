@@ -11,10 +11,18 @@ from .._text import shown
 from ..errors import LayoutError
 from .adapters import Lora, adapted
 
-__all__ = ["ModelTensor", "described", "with_adapters"]
+__all__ = ["ModelTensor", "TensorLook", "described", "with_adapters"]
 
 #: The dtypes of weights that can be trained and converted.
 _FLOATS = frozenset(["float64", "float32", "float16", "bfloat16"])
+
+
+class TensorLook(NamedTuple):
+    """The shape of a tensor, the bits of an element, and whether its dtype can be trained."""
+
+    shape: tuple[int, ...]
+    bits: int
+    floating: bool
 
 
 class ModelTensor(NamedTuple):
@@ -22,17 +30,13 @@ class ModelTensor(NamedTuple):
 
     Attributes:
         name: Its name.
-        shape: Its shape.
-        bits: The bits of an element.
-        floating: Whether its dtype can be trained.
+        look: Its shape and dtype; most tensors share that of others, as one object.
         follows: For a tensor cut by another's rule: the other's name, and for each own dim the other's dim, or `None`
             for a dim that is not cut.
     """
 
     name: str
-    shape: tuple[int, ...]
-    bits: int
-    floating: bool
+    look: TensorLook
     follows: tuple[str, tuple[int | None, ...]] | None = None
 
 
@@ -45,13 +49,13 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must map names to shapes and dtypes, got {type(tensors).__name__}")
     bits = None if weights is None else bits_of(weights, "weights")
-    found, known = [], dict[Any, tuple[int, bool]]()
+    found, known = list[TensorLook](), dict[Any, tuple[int, bool]]()
     shapes: dict[Any, tuple[int, ...]] = {}
     #: Most tensors have the shape and the dtype of others.
-    facts: dict[Any, tuple[tuple[int, ...], int, bool]] = {}
+    looks: dict[Any, TensorLook] = {}
     for name, given in tensors.items():
         try:
-            found.append(ModelTensor(name, *facts[given]))
+            found.append(looks[given])
             continue
         except (KeyError, TypeError):
             pass
@@ -80,11 +84,11 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
             sizes = sizes_of(f"the shape of {shown(name)}", shape)
             if type(shape) is tuple and all(type(size) is int for size in shape):
                 shapes[shape] = sizes
-        own = sizes, bits if bits and of[1] else of[0], of[1]
+        look = TensorLook(sizes, bits if bits and of[1] else of[0], of[1])
         if type(given) is tuple and type(dtype) is str and shape in shapes:
-            facts[given] = own
-        found.append(ModelTensor(name, *own))
-    return found
+            looks[given] = look
+        found.append(look)
+    return list(map(ModelTensor, tensors, found))
 
 
 def _is_float(dtype: Any) -> bool:
@@ -117,8 +121,8 @@ def with_adapters(
         if weight in done:
             continue
         done.add(weight)
-        for name, shape, dims in adapted(lora, weight, logical.get(weight, tensor.shape)):
-            made.append(ModelTensor(name, shape, lora.bits, True, (weight, dims)))
+        for name, shape, dims in adapted(lora, weight, logical.get(weight, tensor.look.shape)):
+            made.append(ModelTensor(name, TensorLook(shape, lora.bits, True), (weight, dims)))
     if len(made) == len(tensors):
         raise LayoutError(f"lora: {shown(lora.targets)} is found in no name of a matrix")
     return made

@@ -77,6 +77,13 @@ class Flat(NamedTuple):
         found: npt.NDArray[np.int64] = np.minimum(self.cuts[:, 1], start + size) - np.maximum(self.cuts[:, 0], start)
         return np.maximum(found, 0)
 
+    def lengths_of_all(self, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return `lengths` of each parameter, of shape (parameters, ranks)."""
+        starts = np.array(self.starts, np.int64)[:, None]
+        stops = starts + np.array(sizes, np.int64)[:, None]
+        found: npt.NDArray[np.int64] = np.minimum(self.cuts[:, 1], stops) - np.maximum(self.cuts[:, 0], starts)
+        return np.maximum(found, 0)
+
 
 def flattened(sizes: Sequence[int], ways: int, align: int = 1, end: int = 1) -> Flat:
     """Return parameters one after the other, each at a multiple of `align`, with the end at a multiple of `end`."""
@@ -99,10 +106,10 @@ def padded_shares(
     kind: str, name: str, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
 ) -> Iterator[StateShare]:
     """Yield the pieces of parameters in a flat part of `chunk` elements, and the rest of it as padding."""
-    left: Any = chunk
-    for part, lengths in pieces:
-        yield array_share(kind, name, part, lengths, bits)
-        left = left - lengths
+    every = np.array([lengths for _, lengths in pieces])
+    for (part, _), size in zip(pieces, bytes_for(every, bits), strict=True):
+        yield StateShare(kind, name, part.tensor, size, size)
+    left = chunk - every.sum(0)
     if np.any(left):
         yield StateShare(kind, "padding", None, np.zeros_like(left), bytes_for(left, bits))
 

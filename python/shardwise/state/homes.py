@@ -55,6 +55,16 @@ class Home:
         self.unlike: dict[int, HomeCut] = {}
         self._variants: list[int] | None = None
 
+    def add(self, numbers: Sequence[int], kind: TensorKind) -> None:
+        """Add tensors of one kind, by their numbers."""
+        self.numbers += numbers
+        self.kinds += [kind] * len(numbers)
+
+    def sort(self) -> None:
+        """Put the tensors in the order of their numbers."""
+        order = np.argsort(self.numbers).tolist()
+        self.numbers, self.kinds = [self.numbers[at] for at in order], [self.kinds[at] for at in order]
+
     def grouped(self, size: int | None) -> None:
         """Divide each row into groups of `size`."""
         if size is None:

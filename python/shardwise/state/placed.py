@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
 from .._arguments import checked_axes
 from .._fork import importing
-from .._text import shown
+from .._text import all_digits_alike, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -81,7 +82,7 @@ class PlacedTensors:
         used = {axis for rule in rules.values() for axis, _ in getattr(rule, "at", ())}
         seen: set[Any] = set()
         for tensor in tensors:
-            key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.shape)
+            key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.look.shape)
             if key in seen:
                 continue
             seen.add(key)
@@ -90,15 +91,32 @@ class PlacedTensors:
                 used |= {axis.partition(":(")[0] for axis in layout.named_axes()}
         return tuple(axis for axis in known if axis not in used)
 
-    def all_placed(self, tensors: Sequence[ModelTensor]) -> Iterable[Placed]:
-        """Return the place of each tensor by its own name; a deployment finds many in less time than one by one."""
-        names, ranks = list(map(itemgetter(0), tensors)), list(map(len, map(itemgetter(1), tensors)))
-        found: Iterable[Placed]
-        if hasattr(self._placing, "_all_placed"):
-            found = self._placing._all_placed(names, ranks)
-        else:
-            found = map(self._placing.placed, names, ranks)
-        return found
+    def alike(self, tensors: Sequence[ModelTensor]) -> list[tuple[list[int], Placed]]:
+        """Return the numbers of tensors with one place and one shape and dtype, and that place, by the first of them.
+
+        A model may have a hundred thousand tensors, of which nearly all differ from others in digits of their names.
+        """
+        groups: dict[tuple[object, int], list[int]] = {}
+        names, looks = [tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors]
+        find = getattr(self._placing, "_placed_alike", None)
+        keys: Sequence[object] = names
+        if find is not None:
+            with suppress(TypeError):  # A name that is no text is refused where it is looked up.
+                keys = all_digits_alike(names)
+        for number, key in enumerate(zip(keys, map(id, looks), strict=True)):
+            try:
+                groups[key].append(number)
+            except KeyError:
+                groups[key] = [number]
+        found: list[tuple[list[int], Placed]] = []
+        for numbers in groups.values():
+            first, rank = numbers[0], len(looks[numbers[0]].shape)
+            if find is None:
+                found.append((numbers, self._placing.placed(names[first], rank)))
+                continue
+            for placed, positions in find([names[number] for number in numbers], rank):
+                found.append(([numbers[position] for position in positions], placed))
+        return sorted(found, key=itemgetter(0))
 
     def layout_of(self, tensor: ModelTensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
         """Return the layout or the tiling of a tensor, and the rule for dims that do not divide."""
@@ -108,7 +126,7 @@ class PlacedTensors:
                 raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
             return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self.uneven)
         name, dims = tensor.follows or (tensor.name, None)
-        layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2).by_layout()
+        layout, own, _ = self._placing.placed(name, len(tensor.look.shape) if dims is None else 2).by_layout()
         if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):
             raise TypeError(f"layouts[{shown(name)}] must be a TensorLayout, got {shown(layout)}")
         if dims is not None and isinstance(layout, TensorLayout):

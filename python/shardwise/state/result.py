@@ -260,6 +260,13 @@ class TrainingState(Drawn):
         """
         return frozen(extremes_along(self.device_bytes, self._world, self._meshes, axis, mesh))
 
+    @property
+    def stages(self) -> list[tuple[int, int]] | None:
+        """The fewest and the most bytes that a device of each stage allocates; `None` without an axis `pp`."""
+        if not any("pp" in one.axis_names for one in self._meshes.values() or [self._world]):
+            return None
+        return [(least, most) for least, most in self.along("pp").tolist()]
+
     def alike(self) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
         """Return groups of devices with equal bytes: the devices' numbers, and by kind the bytes held and allocated."""
         columns = [array for pair in self._figures.values() for array in pair]
@@ -282,8 +289,7 @@ class TrainingState(Drawn):
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as objects, lists and numbers."""
         device, most = self.fullest
-        meshes = self._meshes or {"mesh": self._world}
-        stages = next((name for name, one in meshes.items() if "pp" in one.axis_names), None)
+        meshes, stages = self._meshes or {"mesh": self._world}, self.stages
         return {
             "devices": self._world.size,
             "meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in meshes.items()},
@@ -307,9 +313,7 @@ class TrainingState(Drawn):
                 {"devices": list(devices), "kinds": {k: {"held": h, "allocated": a} for k, (h, a) in sizes.items()}}
                 for devices, sizes in self.alike()
             ],
-            "stages": None
-            if stages is None
-            else [{"least": least, "most": top} for least, top in self.along("pp", stages).tolist()],
+            "stages": None if stages is None else [{"least": least, "most": top} for least, top in stages],
             "not_counted": NOT_COUNTED.removeprefix("not counted: "),
         }
 

@@ -171,6 +171,7 @@ class _StateMaker:
         self._place_all()
         for home in self._homes.values():
             home.grouped(self._group)
+            home.sort()
         size = self._world.size
         figures = {kind: (np.zeros(size, np.int64), np.zeros(size, np.int64)) for kind in KINDS}
         rows = list(self._rows())
@@ -192,19 +193,15 @@ class _StateMaker:
             for number, tensor in enumerate(self._tensors):
                 self._place(number, tensor)
             return
-        # A model may have a hundred thousand tensors, of which nearly all have the place of others.
-        places, uneven, all_placed = self._places, self._placed.uneven, self._placed.all_placed(self._tensors)
-        for number, (tensor, (layout, own, _)) in enumerate(zip(self._tensors, all_placed, strict=True)):
-            _, shape, bits, floating, _ = tensor
-            found = places.get(key := (id(layout), own or uneven, "", shape, bits, floating))
-            if found is None and type(layout) is TensorLayout:
-                found = self._placed_first(key, tensor, layout, own or uneven)
-            if found is None or layout is None:
-                self._place(number, tensor)
-            else:
-                home, kind = found
-                home.numbers.append(number)
-                home.kinds.append(kind)
+        for numbers, (layout, own, _) in self._placed.alike(self._tensors):
+            tensor, uneven = self._tensors[numbers[0]], own or self._placed.uneven
+            if type(layout) is not TensorLayout:
+                for number in numbers:
+                    self._place(number, self._tensors[number])
+                continue
+            key = id(layout), uneven, "", tensor.look
+            home, kind = self._places.get(key) or self._placed_first(key, tensor, layout, uneven)
+            home.add(numbers, kind)
 
     def _place(self, number: int, tensor: ModelTensor) -> None:
         """Add a tensor to the home of the devices that hold it."""
@@ -214,7 +211,7 @@ class _StateMaker:
         name: str | bytes = tensor.name
         if self._is_blind:
             name = "" if self._is_nameless or ".experts." in tensor.name else digits_alike(tensor.name)
-        key = id(layout), uneven, name, tensor.shape, tensor.bits, tensor.floating
+        key = id(layout), uneven, name, tensor.look
         found = self._places.get(key)
         if found is None:
             found = self._placed_first(key, tensor, layout, uneven)
@@ -223,8 +220,7 @@ class _StateMaker:
             self._unmatched.append(tensor.name)
         if self._tied and (main := self._tied.get(tensor.name)) is not None and self._is_there(main, home):
             return
-        home.numbers.append(number)
-        home.kinds.append(kind)
+        home.add([number], kind)
 
     def _placed_first(
         self, key: Any, tensor: ModelTensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
@@ -253,12 +249,12 @@ class _StateMaker:
             if isinstance(layout, SharedTiling):
                 home, cut = self._of_tiling(layout)
             else:
-                home, axes = self._stripped(layout or TensorLayout((None,) * len(tensor.shape), self._world))
-                cut = self._cut(home.mesh, axes, tensor.shape, uneven)
+                home, axes = self._stripped(layout or TensorLayout((None,) * len(tensor.look.shape), self._world))
+                cut = self._cut(home.mesh, axes, tensor.look.shape, uneven)
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(tensor.name)}: {error}") from None
         unit = 0 if self._units is None else self._units(tensor.name)
-        looks = tensor.bits, self._is_trained(tensor), unit, self._is_matrix(tensor), self._is_apart(tensor, home)
+        looks = tensor.look.bits, self._is_trained(tensor), unit, self._is_matrix(tensor), self._is_apart(tensor, home)
         return home, cut, looks
 
     def _is_trained(self, tensor: ModelTensor) -> bool:
@@ -268,7 +264,7 @@ class _StateMaker:
             return tensor.follows is not None
         if self._frozen is not None and self._frozen.search(tensor.name):
             return False
-        if not tensor.floating:
+        if not tensor.look.floating:
             raise LayoutError(
                 f"tensor {shown(tensor.name)} is not of a dtype that is trained; freeze it with frozen, or train "
                 "adapters with lora"
@@ -277,7 +273,7 @@ class _StateMaker:
 
     def _is_matrix(self, tensor: ModelTensor) -> bool:
         """Return whether Muon updates a tensor: it has two dims, and is not an embedding or output layer."""
-        return len(tensor.shape) == 2 and _VOCABULARY.search(tensor.name) is None
+        return len(tensor.look.shape) == 2 and _VOCABULARY.search(tensor.name) is None
 
     def _is_apart(self, tensor: ModelTensor, home: Home) -> bool:
         """Return whether Megatron has a bucket for this tensor alone: an embedding on several stages of a pipeline."""
@@ -451,13 +447,13 @@ class _StateMaker:
             )
         layout, uneven = self._placed.layout_of(tensor)
         if not isinstance(layout, TensorLayout):
-            layout = TensorLayout((None,) * len(tensor.shape), self._world)
+            layout = TensorLayout((None,) * len(tensor.look.shape), self._world)
         mesh = layout.device_mesh
         assert mesh is not None
         if cache.rows is None:
             rows: Any = np.ones(mesh.size, np.int64)
         else:
-            partition = layout.partition(tensor.shape, uneven)
+            partition = layout.partition(tensor.look.shape, uneven)
             start, stop = cache.rows
             rows = np.zeros(mesh.size, np.int64)
             for at, label in enumerate(mesh.labels()):
