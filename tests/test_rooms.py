@@ -467,6 +467,44 @@ def test_docstrings_begin_with_the_thing() -> None:
         assert not [*said_backwards(text, ast.parse(text))], text
 
 
+def wrong_verbs(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings that say Yield of a function that is no generator, or Return of one, or where nothing is."""
+    for node in ast.walk(tree):
+        docstring = ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef) else ""
+        if not isinstance(node, ast.FunctionDef) or not docstring.startswith(("Return ", "Yield ")):
+            continue
+        returns = "" if node.returns is None else ast.unparse(node.returns)
+        nested = [each for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node]
+        inner = {id(one) for each in nested for one in ast.walk(each)}
+        yields = any(isinstance(each, ast.Yield | ast.YieldFrom) and id(each) not in inner for each in ast.walk(node))
+        is_context = any("contextmanager" in ast.unparse(each) for each in node.decorator_list)
+        if docstring.startswith("Yield "):
+            wrong = not yields and not any(kind in returns for kind in ("Iterator", "Iterable", "Generator", "Headers"))
+        else:
+            wrong = (yields and not is_context) or (returns == "None" and "`None`" not in docstring.splitlines()[0])
+        if wrong:
+            yield f"{node.lineno}: {node.name}: {docstring.splitlines()[0]}"
+
+
+def test_docstrings_say_what_functions_do() -> None:
+    """A docstring says Yield of generators and iterators, and Return of functions that return a value."""
+    package = ROOT / "python/shardwise"
+    found = [
+        f"{path.relative_to(package).as_posix()}, {line}"
+        for path in sorted(package.rglob("*.py"))
+        for line in wrong_verbs(tree_of(path))
+    ]
+    assert not found, "\n".join(found)
+    for text, count in (
+        ('def f() -> list[int]:\n    """Yield them."""', 1),
+        ('def f() -> Iterator[int]:\n    """Return them."""\n    yield 1', 1),
+        ('def f() -> None:\n    """Return them."""', 1),
+        ('def f() -> None:\n    """Return `None`: it has none."""', 0),
+        ('def f() -> Iterator[int]:\n    """Yield them."""\n    return iter([1])', 0),
+    ):
+        assert len([*wrong_verbs(ast.parse(text))]) == count, text
+
+
 def said_backwards_in_rust(text: str) -> Iterator[str]:
     """Yield the first lines of comments of Rust's items and modules that begin with one of `RELATIONS`."""
     before = ""

@@ -85,7 +85,7 @@ class Pieces(Sequence[LocatedPiece]):
 
     @classmethod
     def of(cls, pieces: Iterable[LocatedPiece], rank: int) -> Pieces:
-        """The table of these pieces of a tensor with so many dims; a table is given as it is.
+        """Return the table of these pieces of a tensor with so many dims; a table is returned as it is.
 
         Raises:
             SizeOverflowError: if a number is over 2**63 - 1.
@@ -100,14 +100,11 @@ class Pieces(Sequence[LocatedPiece]):
             if at == len(holders):
                 holders.append(holder)
             rows.append([at, offset, *(a for a, _ in box), *(b for _, b in box), *strides])
-        try:
-            return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank), holders)
-        except OverflowError:
-            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+        return cls(_rows_array(rows, rank), holders)
 
     @classmethod
     def by_number(cls, pieces: Iterable[LocatedPiece], rank: int) -> Pieces:
-        """The table of pieces whose holders are numbers, of a job's files and arrays; a table is given as it is.
+        """Return the table of pieces whose holders are numbers of a job's files and arrays; a table as it is.
 
         Raises:
             ValueError: if one has another number of dims.
@@ -119,27 +116,24 @@ class Pieces(Sequence[LocatedPiece]):
         wrong = next((row for row in rows if len(row) != 2 + 3 * rank), None)
         if wrong is not None:
             raise ValueError(f"a piece has {len(wrong) - 2} bounds and strides; for {rank} dims it needs {3 * rank}")
-        try:
-            return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank))
-        except OverflowError:
-            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+        return cls(_rows_array(rows, rank))
 
     @classmethod
     def built(
         cls, numbers: Numbers, offsets: Numbers, boxes: Numbers, strides: Numbers, holders: Sequence[Any]
     ) -> Pieces:
-        """The table of these columns; `boxes` are int64 of shape (pieces, dims, 2)."""
+        """Return the table of these columns; `boxes` are int64 of shape (pieces, dims, 2)."""
         return cls(np.column_stack([numbers, offsets, boxes[..., 0], boxes[..., 1], strides]), holders)
 
     @classmethod
     def dense(cls, places: tuple[Any, Any], sides: Numbers, itemsize: int, arrays: Numbers | None = None) -> Pieces:
-        """Pieces whose elements lie in C order without gaps; or in that of arrays of which they are parts.
+        """Return pieces whose elements are stored in C order without gaps, or as parts of arrays that are.
 
         Args:
-            places: The numbers of the holders, and the offsets there.
+            places: The numbers of the holders, and the offsets in them, in bytes.
             sides: The boxes: int64 of shape (pieces, 2, dims).
             itemsize: Bytes per element.
-            arrays: The shapes of these arrays, int64 of shape (pieces, dims), if there are any.
+            arrays: The shape of the array that each piece is a part of, int64 of shape (pieces, dims).
         """
         count, _, rank = sides.shape
         extents = sides[:, 1] - sides[:, 0] if arrays is None else arrays
@@ -151,14 +145,14 @@ class Pieces(Sequence[LocatedPiece]):
 
     @classmethod
     def boxed(cls, boxes: Numbers) -> Pieces:
-        """Boxes alone, int64 of shape (boxes, dims, 2), wherever their bytes are."""
+        """Return a table of boxes alone, int64 of shape (boxes, dims, 2), without places of their bytes."""
         count, rank, _ = boxes.shape
         none = np.zeros(count, np.int64)
         return cls.built(none, none, boxes, np.zeros((count, rank), np.int64), ())
 
     @classmethod
     def joined(cls, tables: Iterable[Pieces], rank: int) -> Pieces:
-        """The rows of several tables, in order."""
+        """Return the rows of several tables, in order, as one table."""
         filled = [table for table in tables if len(table)]
         if len(filled) == 1:
             return filled[0]
@@ -213,7 +207,7 @@ class Pieces(Sequence[LocatedPiece]):
 
     @property
     def volumes(self) -> Numbers:
-        """The elements of each."""
+        """The number of elements of each piece."""
         found: Numbers = (self.stops - self.starts).prod(axis=1)
         return found
 
@@ -239,31 +233,31 @@ class Pieces(Sequence[LocatedPiece]):
             yield LocatedPiece(box, self.holders[number], offset, tuple(rest[2 * rank :]))
 
     def chosen(self, positions: npt.NDArray[Any]) -> Pieces:
-        """Those at these positions."""
+        """Return the pieces at these positions."""
         return Pieces(self.rows[positions], self.holders)
 
     def moved(self, numbers: Numbers, by: Numbers | int = 0) -> Pieces:
-        """Return the pieces of other holders, by their numbers, so many bytes further on; without the holders."""
+        """Return the pieces with these numbers of holders, moved `by` bytes; the list of holders is left out."""
         rows = self.rows.copy()
         rows[:, 0] = numbers
         rows[:, 1] += by
         return Pieces(rows)
 
     def numbered(self, numbers: dict[int, int], first: int = 0) -> Pieces:
-        """The same with holders numbered as they come, from `first` on; `numbers` gets what each was called here."""
+        """Return the pieces with holders numbered from `first` on as they come; `numbers` gets each one's place."""
         rows = self.rows.copy()
         rows[:, 0] = [first + numbers.setdefault(holder, len(numbers)) for holder in self.numbers.tolist()]
         return Pieces(rows)
 
     def of_holders(self, held: Callable[[int], Any]) -> Pieces:
-        """The same, of what a function says that the numbers of their holders stand for."""
+        """Return the pieces with the holders that a function gives for their numbers."""
         numbers, inner = np.unique(self.numbers, return_inverse=True)
         rows = self.rows.copy()
         rows[:, 0] = inner.reshape(-1)
         return Pieces(rows, list(map(held, numbers.tolist())))
 
     def meeting(self, box: Bounds) -> npt.NDArray[np.intp]:
-        """The positions of those that share elements with a box, in order."""
+        """Return the positions of the pieces that share elements with a box, in order."""
         if not len(self):
             return np.zeros(0, np.intp)
         if len(self) < _TREE_FROM or not self.rank:
@@ -273,12 +267,10 @@ class Pieces(Sequence[LocatedPiece]):
         return found
 
     def pairs(self, other: Pieces, few: int = _FEW, at_once: int = _TARGETS) -> Iterator[Numbers]:
-        """The positions of pieces here and there that share elements: int64 of shape (2, pairs), some at a time.
+        """Yield the positions of pieces here and of others that share elements: int64 of shape (2, pairs).
 
-        Args:
-            other: The pieces there.
-            few: Up to so many pairs all are given, whether they share elements or not.
-            at_once: The number of pieces there that are looked for at a time.
+        Up to `few` pairs are given whether they share elements or not; of more, `at_once` others are looked for at a
+        time, and their pairs are given together.
         """
         if len(self) * len(other) <= few or not self.rank:
             yield np.array(np.divmod(np.arange(len(self) * len(other)), max(len(other), 1)), np.int64)
@@ -298,7 +290,7 @@ class Pieces(Sequence[LocatedPiece]):
         return np.maximum(rows[:, 2 : 2 + rank], sides[:, 0]), np.minimum(rows[:, 2 + rank : 2 + 2 * rank], sides[:, 1])
 
     def clipped(self, box: Bounds) -> Pieces:
-        """The parts of pieces that are within a box."""
+        """Return the parts of pieces that are within a box."""
         if not len(self):
             return self
         rows = self.rows
@@ -316,22 +308,26 @@ class Pieces(Sequence[LocatedPiece]):
         return found
 
     def spans(self, itemsize: int) -> tuple[Numbers, Numbers]:
-        """The first byte of each in its holder, and one past its last; strides are not negative."""
+        """Return the first byte of each piece in its holder, and one past its last; strides are not negative."""
         reach: Numbers = ((self.stops - self.starts - 1) * self.strides).sum(axis=1)
         return self.offsets, self.offsets + reach + itemsize
 
-    def shared(self, other: Pieces) -> Iterator[tuple[Numbers, Numbers]]:
-        """For each pair that shares elements the number of the holder here, and how many; some pairs at a time."""
-        for ours, theirs in self.pairs(other):
+    def _overlaps(
+        self, other: Pieces, few: int = _FEW, at_once: int = _TARGETS
+    ) -> Iterator[tuple[Pieces, Pieces, Numbers, Numbers]]:
+        """Yield the pairs of `pairs` as two tables, with the starts and the stops of their common boxes."""
+        for ours, theirs in self.pairs(other, few, at_once):
             source, target = self.chosen(ours), other.chosen(theirs)
-            extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
-            yield source.numbers, np.maximum(extents, 0).prod(axis=1)
+            yield source, target, np.maximum(source.starts, target.starts), np.minimum(source.stops, target.stops)
+
+    def shared(self, other: Pieces) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield, for pairs that share elements, the number of the holder here, and the number of these elements."""
+        for source, _, low, high in self._overlaps(other):
+            yield source.numbers, np.maximum(high - low, 0).prod(axis=1)
 
     def common(self, other: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
-        """The parts that pieces here and there share, of both, pair by pair; some pairs at a time."""
-        for ours, theirs in self.pairs(other):
-            source, target = self.chosen(ours), other.chosen(theirs)
-            low, high = np.maximum(source.starts, target.starts), np.minimum(source.stops, target.stops)
+        """Yield the parts that pieces here and others have in common, once as pieces here, once as others."""
+        for source, target, low, high in self._overlaps(other):
             there = (low < high).all(axis=1)
             yield (
                 Pieces(_cut(source.rows[there], self.rank, low[there], high[there]), self.holders),
@@ -339,14 +335,13 @@ class Pieces(Sequence[LocatedPiece]):
             )
 
     def runs_into(self, other: Pieces, itemsize: int, few: int = _FEW, at_once: int = _TARGETS) -> int:
-        """The copies from these to others, each of bytes that follow one another on both sides; see `pairs`."""
+        """Return the number of copies from these to others, each of bytes that are contiguous on both sides."""
         total = 0
-        for ours, theirs in self.pairs(other, few, at_once):
-            source, target = self.chosen(ours), other.chosen(theirs)
-            extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
-            length = np.full(len(ours), itemsize, np.int64)
+        for source, target, low, high in self._overlaps(other, few, at_once):
+            extents = high - low
+            length = np.full(len(source), itemsize, np.int64)
             runs = (extents > 0).all(axis=1).astype(np.int64)
-            joined = np.ones(len(ours), np.bool_)
+            joined = np.ones(len(source), np.bool_)
             for dim in reversed(range(self.rank)):
                 extent = extents[:, dim]
                 joined &= (extent <= 1) | ((source.strides[:, dim] == length) & (target.strides[:, dim] == length))
@@ -356,7 +351,7 @@ class Pieces(Sequence[LocatedPiece]):
         return total
 
     def taken(self, dim: int, runs: Runs) -> Pieces:
-        """The pieces in runs of a dim, at their new places."""
+        """Return the parts of pieces that are in runs of a dim, moved to the new places of these runs."""
         if not len(self):
             return self
         most = max(_PAIRS // max(len(self), 1), 1)
@@ -376,13 +371,13 @@ class Pieces(Sequence[LocatedPiece]):
         return found
 
     def without(self, dim: int) -> Pieces:
-        """Without a dim, in which all boxes are the first element."""
+        """Return the pieces without a dim, along which every box is the first element."""
         if not len(self):
             return self
         return Pieces(np.delete(self.rows, [2 + dim + side * self.rank for side in range(3)], 1), self.holders)
 
     def within(self, place: int) -> Pieces:
-        """With an additional first dim, at a place in it."""
+        """Return the pieces with an additional first dim, at a place in it."""
         if not len(self):
             return self
         # A model has tables by the ten thousand, and np.insert takes its time.
@@ -396,7 +391,7 @@ class Pieces(Sequence[LocatedPiece]):
         return Pieces(rows, self.holders)
 
     def transposed(self, order: Sequence[int]) -> Pieces:
-        """With the dims in another order."""
+        """Return the pieces with the dims in another order."""
         if not len(self):
             return self
         columns = [2 + side * self.rank + dim for side in range(3) for dim in order]
@@ -407,6 +402,13 @@ class Pieces(Sequence[LocatedPiece]):
 NO_PIECES = Pieces(np.zeros((0, 2), np.int64))
 
 
+def _rows_array(rows: list[list[int]], rank: int) -> Numbers:
+    try:
+        return np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank)
+    except OverflowError:
+        raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+
+
 def _cut(rows: Numbers, rank: int, low: Numbers, high: Numbers) -> Numbers:
     """Shrink the boxes of the rows to these bounds, in place, and return the rows."""
     rows[:, 1] += ((low - rows[:, 2 : 2 + rank]) * rows[:, 2 + 2 * rank :]).sum(axis=1)
@@ -415,7 +417,7 @@ def _cut(rows: Numbers, rank: int, low: Numbers, high: Numbers) -> Numbers:
 
 
 def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
-    """The strides in bytes of boxes in C order, from their extents, int64 of shape (boxes, dims).
+    """Return the strides in bytes of boxes in C order, given their extents, int64 of shape (boxes, dims).
 
     >>> dense_strides(np.array([[2, 3, 4], [1, 1, 5]]), 2).tolist()
     [[24, 8, 2], [10, 10, 2]]
@@ -444,7 +446,7 @@ def repeats(pieces: Pieces) -> npt.NDArray[np.bool_]:
 
 
 def shared_box(first: Bounds, second: Bounds) -> Bounds:
-    """The box that two boxes share, if they share elements.
+    """Return the box that two boxes share; if they share no elements, it stops no later than it starts along a dim.
 
     >>> shared_box(((0, 4), (2, 9)), ((1, 6), (0, 3)))
     ((1, 4), (2, 3))
@@ -453,7 +455,7 @@ def shared_box(first: Bounds, second: Bounds) -> Bounds:
 
 
 def within(box: Bounds, around: Bounds) -> tuple[Any, ...]:
-    """The part of an array that holds the box `around` which is the box `box` of it.
+    """Return the index of a box in an array that holds the box `around`.
 
     >>> within(((2, 4), (0, 3)), ((1, 6), (0, 3)))
     (slice(1, 3, None), slice(0, 3, None), Ellipsis)

@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return f"{text}\nexamples:\n{examples}\nsee also: {DOCS}{PAGES[command]}\n"
 
     def _sections(self) -> Iterator[tuple[str, list[argparse.Action]]]:
-        """Return the arguments in groups: positional ones, then options by purpose."""
+        """Yield the arguments in groups: positional ones, then options by purpose."""
         options = [action for action in self._actions if action.option_strings]
         if positional := [action for action in self._actions if not action.option_strings]:
             yield "arguments" if self._subparsers is None else "commands", positional

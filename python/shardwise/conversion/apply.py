@@ -187,7 +187,7 @@ def kept_objects(
 
 
 def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
-    """Return the tensors, with the components of weights as separate entries."""
+    """Yield the tensors, with the components of weights as separate entries."""
     for name, tensor in tensors.items():
         yield from components_of(name, tensor).items()
 
@@ -299,7 +299,7 @@ _MOST_ASKED = 4096
 
 
 def _within(template: Template, tensors: Iterable[str]) -> str:
-    """Return advice, for a message, if names would match but for a prefix, as of a model within another."""
+    """Return advice for a message where names would match without a prefix, as those of a model inside another."""
     for name in itertools.islice(tensors, _MOST_ASKED):
         for dot in (at for at, letter in enumerate(name) if letter == "."):
             for begin in ("", "model."):

@@ -86,7 +86,7 @@ class _Arranged(Assembled):
         return Tables.joined(made, len(self.shape))
 
     def _in_atoms(self, of: Sequence[tuple[int, int]]) -> Iterator[Tables]:
-        """Return the places of the elements of a box, given in atoms."""
+        """Yield the places of the elements of a box, given in atoms."""
         (part,), at = self.parts, 0
         around = []
         for sizes in self.split:

@@ -372,7 +372,7 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, R
 
 
 def _within(runs: Runs, low: int, high: int) -> Runs:
-    """Yield the parts of runs whose new places are in a range."""
+    """Return the parts of runs whose new places are in a range."""
     begin = np.maximum(runs[:, 1], low)
     lengths = np.minimum(runs[:, 1] + runs[:, 2], high) - begin
     found: Runs = np.stack([runs[:, 0] + begin - runs[:, 1], begin, lengths], 1)[lengths > 0]

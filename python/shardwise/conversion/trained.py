@@ -219,7 +219,7 @@ def components_of(name: str, tensor: Tensor) -> dict[str, Assembled]:
 
 
 def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return a tensor with others as replicas, which should have equal elements; each state must be with one of them.
+    """Return a tensor with others as replicas, which should have equal elements; states of one kind are replicas too.
 
     Raises:
         LayoutError: if one is of another shape, dtype or form.

@@ -94,7 +94,7 @@ def _held(rules: Iterable[ReadyRule]) -> _FieldValues:
 
 
 def _values(coordinates: Any, fields: tuple[str, ...], numbers: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    """Return the values of a field, from 0 on, that lead to coordinates of the axis; none if they never end."""
+    """Yield the values of a field, from 0 on, that lead to coordinates of the axis; none if they never end."""
     found = []
     for value in range(_MOST_VALUES + 1):
         try:

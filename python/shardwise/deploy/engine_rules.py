@@ -250,7 +250,7 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
 
 
 def _fused_projections(model: EngineModel, placed: EnginePlacement) -> list[FusedParameter]:
-    """Yield the fused parameters of attention and of dense MLPs."""
+    """Return the fused parameters of attention and of dense MLPs."""
     attention = "{rest*}.self_attn."
     (heads,) = (one.parts for one in merged_names() if one.parts[0] == "q_proj")
     (halves,) = (one.parts for one in merged_names() if one.parts[0] == "gate_proj")

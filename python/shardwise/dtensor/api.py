@@ -218,7 +218,7 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
 
 
 def fetch_layout(tensor: object) -> Layout | None:
-    """Return the layout of a tensor, or `None` for what is not a `DTensor` and so has none.
+    """Return the layout of a tensor, or `None` if it is not a `DTensor`.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")

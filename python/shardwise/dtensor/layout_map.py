@@ -96,7 +96,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         return self._mesh
 
     def scope(self) -> AbstractContextManager[LayoutScope]:
-        """Return the variables made in the scope the layouts of their object paths; see `layout_map_scope`.
+        """Return a scope in which each new variable gets the layout of its object path; see `layout_map_scope`.
 
         >>> import numpy as np
         >>> from shardwise import Variable, initialize_variables

@@ -118,7 +118,7 @@ class SizeFit(NamedTuple):
 
     @property
     def limits(self) -> tuple[tuple[Cut, Limit], ...]:
-        """The refusals of engines, each once for each reason, with the first cut in question."""
+        """The refusals of engines, one for each reason, with the first cut that it concerns."""
         found: dict[Limit, Cut] = {}
         for cut in self.cuts:
             for limit in cut.limits:

@@ -37,7 +37,7 @@ class EngineLimit(NamedTuple):
     groups: int | None = None
 
     def is_about(self, tensor: LogicalTensor, role: Role, ways: int, merged: str) -> bool:
-        """Say whether it is a limit on tensors of this form and role that are cut and merged so."""
+        """Return whether this limit applies to tensors of this form and role that are cut and merged this way."""
         if re.match(self.form, tensor.form) is None or self.cut not in ("", "rows" if role.dim == -2 else "columns"):
             return False
         kinds = {"experts" if role.expert else "dense", *(() if role.heads else ("no heads",))}

@@ -202,7 +202,7 @@ def _group(one: Judged) -> int:
 
 
 def _class(one: Judged) -> tuple[str, int]:
-    """The kind of unit that a dim is cut in: what is cut alike."""
+    """Return the kind and the number of the units in which a dim is cut; dims with equal ones are cut alike."""
     if one.role.heads in ("q", "kv"):
         return "groups", one.heads.kv
     if one.role.heads == "linear":

@@ -80,7 +80,7 @@ def fp8(group: WeightGroup) -> LogicalTensor | None:
 
 
 def fbgemm(group: WeightGroup) -> LogicalTensor | None:
-    """Return a weight of the method `fbgemm_fp8`: a scale for each row, and perhaps a bound of activations."""
+    """Return a weight of the method `fbgemm_fp8`: a scale for each row, and optionally a bound of activations."""
     if not _is_scaled(group, ("weight_scale",)):
         return None
     shape = group.matrix("weight")

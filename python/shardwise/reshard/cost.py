@@ -207,7 +207,7 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
 
 
 def timed(given: Sequence[Collective], src: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...]:
-    """Yield the collectives with their costs."""
+    """Return the collectives with their costs."""
     mesh = src.device_mesh
     bandwidth, latency = zip(*map(links.of, mesh.axis_names), strict=True)
     fields = [

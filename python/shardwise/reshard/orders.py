@@ -18,7 +18,7 @@ __all__ = ["check_packed", "named_dims"]
 
 
 def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
-    """Return the packed dims whose parts name tensors."""
+    """Yield the packed dims whose parts name tensors."""
     for dim, spec in enumerate(partition.layout.axes):
         if isinstance(spec, PackedDim) and spec.names:
             yield dim, spec

@@ -167,7 +167,7 @@ def box_view(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arr
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """Return the new arrays that are parts of arrays that their holders already have.
+    """Yield the new arrays that are parts of arrays that their holders already have.
 
     For each, the number of its holder in the destination and in the source, and window and box in the holder's array.
     Arrays with partial sums are never in the list: a holder of one addend receives the others.

@@ -67,7 +67,7 @@ def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
 def _exchanged(
     step: CollectiveStep, shards: list[Array], before: Numbers, after: Numbers, groups: Iterable[list[int]]
 ) -> Iterator[Array]:
-    """Return each device's shard after the step, made from the shards of its group."""
+    """Yield each device's shard after the step, made from the shards of its group."""
     for device, group in enumerate(groups):
         wanted = after[device]
         if step.kind == "slice":

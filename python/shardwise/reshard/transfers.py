@@ -35,7 +35,7 @@ class Transfers(Drawn):
     Args:
         src: the tiling to start from.
         dst: the tiling to end with.
-        senders: the position in `src.holders` of who sends each transfer; without it they are chosen.
+        senders: the sender of each transfer, as its position in `src.holders`; chosen if not given.
     """
 
     __slots__ = ("_core", "_dst", "_kept", "_pieces", "_senders", "_src", "_transfers")

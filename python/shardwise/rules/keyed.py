@@ -240,7 +240,7 @@ def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def naming_subject(what: str) -> Iterator[None]:
-    """Put what an error inside is about before its message."""
+    """Put the subject of an error that is raised inside before its message."""
     try:
         yield
     except (LayoutError, TypeError) as error:

@@ -136,7 +136,7 @@ def _bars(report: Any) -> str:
 
 
 def _meshes(report: Any) -> Iterator[str]:
-    """Return the section about the meshes of a deployment, and the contents of their devices."""
+    """Yield the section about the meshes of a deployment, with the contents of their devices."""
     if report.meshes:
         yield "<section>\n<h2>Meshes of the deployment</h2>"
         drawn = svg_of(meshes_picture(report))
@@ -204,7 +204,7 @@ def _indivisible(report: Any) -> Iterator[str]:
 
 
 def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
-    """Return a list of names with one line for those that differ only in numbers; it is open if it shows a problem."""
+    """Yield a list of names with one line for those that differ only in numbers; it is open if it shows a problem."""
     found = group_names((text, None) for text in texts)
     yield f"<details{' open' if kind == 'bad' else ''}><summary>{title}: {len(texts):,}</summary>"
     items = "".join(

@@ -57,7 +57,7 @@ class NamePattern:
 
 
 class FieldSearch:
-    r"""A rule's regular expression, of whose named groups one wants to know where they are in a name.
+    r"""A search for the named groups of a rule's regular expression: where each is in a name.
 
     Args:
         pattern: The expression.

@@ -40,7 +40,7 @@ def totals_lines(report: Any) -> list[str]:
 
 
 def _reasons(report: Any) -> str:
-    """Yield the reasons why tensors cannot be placed, with counts; each tensor is counted for one reason."""
+    """Return the reasons why tensors cannot be placed, with counts; each tensor is counted for one reason."""
     counts = {
         "clashing": len(report.clashes),
         "of another rank": len(report.rank_mismatches),
@@ -67,7 +67,7 @@ def _held(report: Any, whole: int) -> Iterator[str]:
 
 
 def _stages(report: Any) -> Iterator[str]:
-    """Return the bytes of each stage, and of the fullest device, as text."""
+    """Yield the bytes of each stage, and of the fullest device, as text."""
     named = next((name for name, mesh in report.meshes if "pp" in mesh.axis_names), None)
     if named is not None:
         rows = report.bytes_along("pp", named).tolist()

@@ -80,7 +80,7 @@ class TrainingNames:
         self._parents = parents
 
     def is_state(self, name: str) -> bool:
-        """Return whether a name, of a tensor or of a value of this checkpoint, is one of the training state.
+        """Return whether the tensor or the value of this name belongs to the training state, rather than the model.
 
         >>> names = training_names(["model.w", "optim.state.w.exp_avg"])
         >>> [name for name in ("model.w", "optim.param_groups.0.lr", "lr_scheduler.last_epoch") if names.is_state(name)]

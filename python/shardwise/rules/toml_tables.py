@@ -31,7 +31,7 @@ def errors_at(place: str) -> Iterator[None]:
 
 
 def check_file(file: object, method: str) -> None:
-    """Refuse what is neither a path nor a file with a method.
+    """Refuse a value that is neither a path nor an open file with this method.
 
     Raises:
         TypeError: if it is neither.

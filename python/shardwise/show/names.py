@@ -48,12 +48,12 @@ def group_names(named: Iterable[tuple[str, Property]]) -> list[tuple[str, list[s
 
 
 def lines_alike(said: Iterable[tuple[str, str]], most: int, *, joined: bool = False) -> list[str]:
-    """Write lines about names, one for those that differ only in their numbers and of which the same is said.
+    """Write lines about names; names that differ only in their numbers, and of which the same is said, share one.
 
     Args:
         said: Names, and what is said of each, after its name.
         most: The number of lines; the names of others are counted in one more.
-        joined: Whether all names share a line of which the same is said, and only the first few are in it.
+        joined: Whether any names of which the same is said share a line, which has the first few of them.
 
     >>> for line in lines_alike([("h.0.w", ": is missing"), ("h.1.w", ": is missing"), ("b", ": is of int8")], 9):
     ...     print(line)

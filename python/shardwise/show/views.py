@@ -35,8 +35,8 @@ def mesh_picture(mesh: DeviceMesh) -> Picture:
 def layout_picture(layout: TensorLayout, mesh: DeviceMesh) -> Picture:
     """Return the picture of a layout that has no shape yet: its mesh, with the shard that each device holds.
 
-    Devices that hold the same shard have its colour. Without a colour are shards of which there are too many, and of
-    packed dims that do not know their size.
+    Devices that hold the same shard have its colour. Shards have no colour where there are too many, or where the
+    size of a packed dim is left to the shape.
     """
     partition = _unit_partition(layout)
     many = "" if partition is None else f": {_shards_text(partition)}"

@@ -101,7 +101,7 @@ StateArray(name='step', elements=1, bits=32)]
 
 
 def _eight_bits(elements: Count) -> list[StateArray]:
-    """Yield the arrays of bitsandbytes: float32 for small tensors, else 8 bits with a scale for each block."""
+    """Return the arrays of bitsandbytes: float32 for small tensors, else 8 bits with a scale for each block."""
     is_small = np.asarray(elements) < _LEAST_8BIT
     states: Any = np.where(is_small, 4, 1) * elements
     scales: Any = np.where(is_small, 0, -(-np.asarray(elements) // _BLOCK))

@@ -379,7 +379,7 @@ class _StateMaker:
         return home, HomeCut(tuple(tiling.holder_shapes()), None)
 
     def _rows(self) -> Iterable[StateRow]:
-        """Return the arrays of each group of ranks; equal groups are worked out once."""
+        """Yield the arrays of each group of ranks; equal groups are worked out once."""
         together: dict[bytes, list[tuple[Home, int]]] = {}
         for home in self._homes.values():
             if home.numbers:

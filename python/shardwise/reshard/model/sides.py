@@ -61,7 +61,7 @@ def tilings_of_both(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[T
 
 
 def worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
-    """Return the devices of both sides, in order: those of a world, or those that hold the tensors."""
+    """Yield the devices of both sides, in order: those of a world, or those that hold the tensors."""
     for given, tilings in zip(layouts, tilings_of_both(pairs), strict=True):
         placing = placing_of(given)
         if placing.world is not None and placing.names is None:

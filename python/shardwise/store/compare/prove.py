@@ -352,7 +352,7 @@ def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
 
 
 def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:
-    """Return the tensors of which a piece is in a range of a file."""
+    """Yield the tensors of which a piece is in a range of a file."""
     for name, tensor in tensors.items():
         for piece in tensor.pieces if tensor.size else ():
             if piece.path != each.file.path or not piece.is_addressable:

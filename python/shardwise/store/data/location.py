@@ -160,7 +160,7 @@ def refuse_other(location: Location) -> None:
 
 
 def entries_of(folder: Location) -> Iterator[tuple[str, bool]]:
-    """Return the entries of a folder: names, and whether each is a folder."""
+    """Yield the entries of a folder: names, and whether each is a folder."""
     if isinstance(folder, ObjectPath):
         yield from folder.names()
         return

@@ -142,7 +142,7 @@ def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> l
 
 
 def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes:
-    """Yield the numbers of a tensor's fibers along a dim, in groups of at most `most` bytes."""
+    """Return the numbers of a tensor's fibers along a dim, in groups of at most `most` bytes."""
     size, itemsize = tensor.shape[dim] if dim >= 0 else 1, tensor.bits // 8
     start = size // 2 if size > 2 * _WINDOW else 0
     window = slice(start, min(start + _WINDOW if start else size, size))

@@ -37,7 +37,7 @@ class NumberedModel:
         _write(self.made, self.parameters)
 
     def parts(self, name: str) -> Iterator[tuple[tuple[int, ...], int, Numbers | None]]:
-        """Yield sizes, rank, and the element numbers that the rank has of a parameter (`None` if it lacks it)."""
+        """Yield the sizes of each recording, each rank, and the numbers of the elements that it has of a parameter."""
         for sizes, held in self.ranks.items():
             for rank, one in enumerate(held):
                 yield sizes, rank, one.element_numbers(name) if name in one.parameters else None

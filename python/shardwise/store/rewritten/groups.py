@@ -91,7 +91,7 @@ def _parameter(rest: str, became: Mapping[str, Sequence[str]]) -> str | None:
 def _list(
     checkpoint: StoredCheckpoint, name: str, new: str, became: Mapping[str, Sequence[str]], found: Grouped
 ) -> None:
-    """Return the list of a group's parameters, by their new names."""
+    """Add the list of a group's parameters to what is found, by their new names; two groups may not share one."""
     said = checkpoint.objects[name].value()
     if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
         found.copied[new] = name

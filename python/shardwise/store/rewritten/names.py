@@ -282,7 +282,7 @@ def _renamed(rename: Sequence[Replacement], name: str) -> str:
 
 
 def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) -> list[str]:
-    """Yield a sentence for each replacement that changes no name, after the earlier ones."""
+    """Return a sentence for each replacement that changes no name, after the earlier ones."""
     names = names_of(checkpoint)
     return [
         f"rename has {shown(replacement.pattern)}, which changes no name of {checkpoint.path}"

@@ -129,7 +129,7 @@ def _check_places(store: KeyValueStore, array: ZarrArray, where: str, cells: Seq
 
 
 def _cells(keys: Sequence[str], array: ZarrArray) -> Iterator[ChunkIndex]:
-    """Return the positions of an array's chunks that exist among the keys of its store."""
+    """Yield the positions of an array's chunks that exist among the keys of its store."""
     first = f"{array.name}/"
     for at in range(bisect_left(keys, first), bisect_left(keys, f"{array.name}0")):  # The character after the slash.
         rest = keys[at][len(first) :]
@@ -259,7 +259,7 @@ class _StoredChunk:
         return out
 
     def stored(self) -> Iterator[Bounds]:
-        """Return the boxes of a shard's inner chunks that exist, clipped to the tensor."""
+        """Yield the boxes of a shard's inner chunks that exist, clipped to the tensor."""
         inner = self.array.inner
         assert inner is not None
         counts = [outer // size for outer, size in zip(self.array.chunk, inner, strict=True)]

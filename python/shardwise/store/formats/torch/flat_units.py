@@ -134,7 +134,7 @@ def _shard(unit: Unit, count: int, weights: Mapping[str, Gathered]) -> int:
 
 
 def _variants(unit: Unit, sizes: set[int], count: int, weights: Mapping[str, Gathered]) -> list[Unit]:
-    """Yield a unit with and without names that may be tied to others, if it then has a shard of one of these sizes."""
+    """Return a unit with and without names that may be tied to others, if it then has a shard of one of these sizes."""
     before: dict[tuple[int, ...], str] = {}
     tied = []
     for name, held in weights.items():
@@ -167,7 +167,7 @@ def _are_tied(names: Sequence[str], weights: Mapping[str, Gathered]) -> bool:
 
 
 def _ways(names: Sequence[str], count: int) -> Iterator[list[Unit]]:
-    """Yield the ways to wrap all modules of some kinds, and the model, that give at least this many units."""
+    """Yield the ways to wrap the model and all modules of some kinds that give exactly this many units."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")

@@ -228,7 +228,7 @@ class Spans:
         return found
 
     def _of_rank(self, mp: int, number: int, name: str) -> Numbers:
-        """Yield the ranges of a parameter on a model-parallel rank's data-parallel ranks that have some of it."""
+        """Return the ranges of a parameter on a model-parallel rank's data-parallel ranks that have some of it."""
         world, begin = len(self._partitions[mp]), self._begins[mp][number][name]
         count = math.prod(self._layouts[mp][number][name])
         ranks = np.arange(world)

@@ -89,7 +89,7 @@ class Items(NamedTuple):
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickle of a value: `None`, booleans, numbers, texts, tuples, lists, iterators, dicts, and the above.
+    """Return the pickle of a value: `None`, a bool, number, text, tuple, list, iterator or dict, or one of the above.
 
     >>> import collections, pickle
     >>> pickle.loads(pickled([1, "a", {(-1, 2**40): None}, Call(Global("collections", "OrderedDict"), ())]))

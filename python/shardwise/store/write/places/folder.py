@@ -124,7 +124,7 @@ class FolderPlace:
         check_room(self.path, nbytes + more)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Yield the workers for tasks that need `each` bytes of memory: threads, or the caller's executor."""
+        """Return the workers for tasks that need `each` bytes of memory: threads, or the caller's executor."""
         return workers_for(work, nbytes=sum(self._new.sizes), tasks=len(self._new.tasks), each=each)
 
     def buffers(self, work: Work, workers: Workers) -> int:

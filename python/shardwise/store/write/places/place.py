@@ -149,7 +149,7 @@ class Place(Protocol):
         """Prepare for the parts of a plan, which independent processes run: make what no other has made."""
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Yield the workers that run tasks, each of which needs `each` bytes of memory.
+        """Return the workers that run tasks, each of which needs `each` bytes of memory.
 
         Raises:
             LayoutError: if the memory is too little.

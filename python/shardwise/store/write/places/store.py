@@ -128,7 +128,7 @@ class StorePlace:
             self._shared.begin(are_checked=are_checked)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Yield the workers: a caller's executor, or this thread for one task after the other with all threads."""
+        """Return the workers: a caller's executor, or this thread for one task after the other with all threads."""
         if self._new.is_shared:
             return self._workers_of_parts(work, each)
         if work.executor is None:

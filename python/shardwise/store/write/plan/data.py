@@ -212,7 +212,7 @@ class CheckpointTables:
         return self
 
     def _tensors_made(self, begin: int, end: int) -> list[TargetTensor]:
-        """Yield the tensors from one number to another."""
+        """Return the tensors from one number to another."""
         with said_by(self._file):
             first = max(begin - 1, 0)
             found = list(starmap(TensorRow, self.rows("tensors", first, end).tolist()))

@@ -377,7 +377,7 @@ def estimated_seconds(plan: CheckpointTasks, folder: Path, free: int, to_read: i
 
 
 def _sample(plan: CheckpointTasks, most: int) -> Iterator[bytes]:
-    """Return blocks of the sources' tensors, spread as widely as possible."""
+    """Yield blocks of the sources' tensors, spread as widely as possible."""
     files = [source for source in plan.sources if len(source.data)]
     total = sum(len(file.data) for file in files)
     most = min(most, total)
