@@ -100,6 +100,22 @@ def test_each_option_of_a_group_is_one_of_some_command() -> None:
     assert set().union(*GROUPS.values()) - found == set()
 
 
+def test_only_the_help_is_an_other_option() -> None:
+    for name, _, command in commands(make_parser()):
+        titles = [title for title, _ in command._sections()]  # type: ignore[attr-defined]
+        if "other options" in titles:
+            found = dict(command._sections())["other options"]  # type: ignore[attr-defined]
+            assert [action.dest for action in found] == ["help"], name
+
+
+def test_the_help_names_each_choice_of_an_option() -> None:
+    for name, _, command in commands(make_parser()):
+        for action in command._actions:
+            shown = f"{action.help} {'' if action.metavar else action.choices}"
+            missing = [choice for choice in action.choices or () if not re.search(rf"\b{choice}\b", shown)]
+            assert missing == [], (name, action.dest)
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [(["reshrad", "a", "b"], "reshard"), (["reshard", "a", "b", "--ruels", "x"], "--rules"), (["difff"], "diff")],

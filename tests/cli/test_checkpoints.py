@@ -49,6 +49,11 @@ def test_inspect_and_verify(run: Run) -> None:
         "w       float32  4 x 32768  512.0 KiB       1",
         "b       int8             3        3 B       1",
     ]
+    run("reshard", "a.safetensors", "ranks", "--to", "ranks", "--mesh", "x=2", "--rules", "rules.toml")
+    assert run("inspect", "ranks").splitlines()[2:] == [
+        "w       float32  4 x 32768  512.0 KiB       2",
+        "b       int8             3        3 B       1  1 piece stored again",
+    ]
     described = json.loads(run("inspect", "a.safetensors", "--json"))
     assert described["tensors"].pop("w") == {
         "dtype": "float32",

@@ -404,6 +404,10 @@ def test_a_mesh_without_the_axis_is_told_what_it_is_called(tmp_path: Path) -> No
         LayoutError, match=r"rule 'w': .*names axis \"tp\".*; the file's axis is called tp, as in --mesh tp=4"
     ):
         LayoutMap.from_toml(path, DeviceMesh((4,), ("model",)))
+    # A mesh of the file's own is not given by --mesh.
+    path.write_text("[mesh]\nshape = [4]\naxis_names = ['model']\n[rules]\nw = ['tp', []]\n")
+    with pytest.raises(LayoutError, match=r'names axis "tp", which the mesh does not have; its axes are \["model"\]$'):
+        LayoutMap.from_toml(path)
 
 
 @pytest.mark.parametrize(

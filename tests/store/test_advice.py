@@ -101,6 +101,19 @@ def two_of(path: Path, name: str = "two") -> None:
     sw.open_checkpoint(path / name).close()
 
 
+def two_ranks(path: Path) -> Path:
+    """Halves of one tensor, in files whose names end with a number."""
+    (path / "ranks").mkdir(exist_ok=True)
+    for rank in range(2):
+        save_file({"w": ARRAYS["w"][2 * rank : 2 * rank + 2]}, path / "ranks" / f"rank{rank}.safetensors")
+    return path / "ranks"
+
+
+def ranks_together(path: Path) -> None:
+    sw.reshard_checkpoint(two_ranks(path), path / "m.safetensors", source_layouts=layouts(), sync=False)
+    same_tensors(path / "m.safetensors", {"w": ARRAYS["w"]})
+
+
 def two_sets(path: Path, apart: bool) -> None:
     """Files of two checkpoints in a folder, or in two, as others write them: not all names are in an index."""
     for begin in ("a", "b"):
@@ -269,6 +282,12 @@ ADVICE = {
         "nothing says what belongs together; open one of them",
         two_of,
         lambda path: two_of(path, "two/file1.safetensors"),
+    ),
+    "a file for each rank, of which nothing says so": Advice(
+        "if they are what the ranks of a model hold, nothing in them says how tensors are cut, but rules can: reshard "
+        "takes them as the ranks of a mesh with source_layouts, on the command line --source-rules FILE --source-mesh",
+        lambda path: sw.open_checkpoint(two_ranks(path)),
+        ranks_together,
     ),
     "files of two checkpoints": Advice(
         "put each in a folder", lambda path: two_sets(path, False), lambda path: two_sets(path, True)

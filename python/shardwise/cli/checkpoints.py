@@ -293,7 +293,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         rows = []
         for name, tensor in checkpoint.items():
             notes = [f"tied to {tensor.alias_of}"] if tensor.alias_of is not None else []
-            notes += [f"{len(tensor.replicas)} replicas"] if len(tensor.replicas) else []
+            again = len(tensor.replicas)
+            notes += [f"{again} piece{'' if again == 1 else 's'} stored again"] if again else []
             shape = " x ".join(map(str, tensor.shape)) or "scalar"
             cells = (name, tensor.dtype, shape, bytes_text(tensor.nbytes), str(len(tensor.pieces)), ", ".join(notes))
             rows.append([(cell, "") for cell in cells])

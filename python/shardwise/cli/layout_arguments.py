@@ -339,5 +339,6 @@ def _add_policy(command: "Parser") -> None:
         metavar="POLICY",
         choices=("explicit", "shardy", "least"),
         default="shardy",
-        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
+        help="what happens where layouts disagree: explicit refuses, shardy does as Shardy's passes do (the default), "
+        "least moves the fewest bytes",
     )

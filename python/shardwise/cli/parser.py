@@ -15,11 +15,12 @@ GROUPS: dict[str, frozenset[str]] = {
     "how tensors are cut": frozenset(
         {"mesh", "rules", "preset", "source_mesh", "source_rules", "config", "uneven", "rank", "layout", "unreduced"}
         | {"tp", "pp", "dp", "ep", "etp", "layers"}
+        | {"shapes", "policy", "out", "results"}
     ),
     "which tensors, under which names": frozenset({"only", "drop", "which", "rename", "parameter_names"}),
-    "how the model is trained": frozenset(
+    "how the model is trained and served": frozenset(
         {"optimizer", "sharding", "over", "group", "weights", "gradients", "masters", "frozen", "lora", "lora_dtype"}
-        | {"units", "set"}
+        | {"units", "set", "cache"}
     ),
     "formats and values": frozenset({"to", "dtype", "overflow", "replicas", "padded"}),
     "running": frozenset(

@@ -425,7 +425,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
                 layout_map.update(rules.layouts)
             except LayoutError as error:
                 mesh = layout_map.device_mesh
-                said = "" if mesh is None else axes_said(rules.layouts.values(), mesh)
+                said = "" if device_mesh is None else axes_said(rules.layouts.values(), mesh)
                 if mesh is not None:
                     said = said or sizes_said(rules.layouts.values(), mesh)
                 raise type(error)(f"{error}{said}") from None

@@ -8,7 +8,7 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location, entries_of, open_file, opening
-from ...data.parts import MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
+from ...data.parts import BARE, MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
 from ...data.text import stays_inside
 from .header import Entry, read_header
 
@@ -42,7 +42,8 @@ def locate_checkpoint(path: Location) -> Location:
             names = ", ".join(file.name for file in found[:3])
             raise ParseError(
                 f"{path}: {len(found)} {pattern} files ({names}, ...), none of them {_SINGLE}: nothing says "
-                "what belongs together; open one of them"
+                "what belongs together; open one of them; if they are what the ranks of a model hold, "
+                f"{BARE}"
             )
     raise ParseError(f"{path}: no {_SINGLE}, no {_INDEX}, no other .safetensors file")
 
