@@ -416,8 +416,8 @@ def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def files_of_ranks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of Meta's form, cut here: as many as the fragment has devices, or two."""
-    ranks = 8 if "DeviceMesh((8,)" in text else 2
+    """Eight ranks of Meta's form, cut here."""
+    ranks = 8
     monkeypatch.chdir(tmp_path)
     square, norm = np.arange(64, dtype="f4").reshape(8, 8), np.ones(8, "f4")
     cut = {"layers.0.attention.wq.weight": 0, "layers.0.attention.wo.weight": 1}
@@ -494,7 +494,6 @@ def transfer_by_nixl(text: str, _folder: Path, _monkeypatch: pytest.MonkeyPatch)
 FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
     'coming-from: _ = Path("cut.toml").write_text("""': files_of_ranks,
-    'coming-from: files = sorted(Path("META").glob("consolidated.*.pth"))': files_of_ranks,
     "load-a-rank: model_state, optim_state = get_state_dict(model, optimizer)": run_in_pytorch,
     "mpi: from mpi4py import MPI": plan_among_ranks,
     "mpi: from shardwise.execute import mpi": model_among_ranks,
