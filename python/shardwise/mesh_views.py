@@ -94,7 +94,7 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
     """
     asked: dict[str, set[tuple[int, int]]] = {}
     for name in names:
-        sub = None if name in mesh.axis_names else parse_sub_axis(name)
+        sub = parse_sub_axis(name, mesh.axis_names)
         if sub is not None:
             mesh.axis_size(name)  # Refuses what does not divide.
             asked.setdefault(sub.axis, set()).add((sub.before, sub.before * sub.size))

@@ -33,22 +33,22 @@ class SubAxis(NamedTuple):
         return f"{self.axis}:({self.before}){self.size}"
 
 
-def parse_sub_axis(name: str) -> SubAxis | None:
-    """Read a sub-axis; `None` if the name does not spell one, and so names a whole axis.
+def parse_sub_axis(name: str, axis_names: Iterable[str] = ()) -> SubAxis | None:
+    """Read a sub-axis; `None` if the name does not spell one, or is exactly that of a mesh axis, which goes first.
 
     >>> parse_sub_axis("tp:(2)4")
     SubAxis(axis='tp', before=2, size=4)
     >>> parse_sub_axis("tp") is None
     True
     """
-    found = _SUB_AXIS.fullmatch(name)
+    found = None if name in axis_names else _SUB_AXIS.fullmatch(name)
     return None if found is None else SubAxis(found[1], int(found[2]), int(found[3]))
 
 
 def is_sub_axis(name: str, axis_names: Iterable[str] = ()) -> bool:
-    """Say whether a name spells a sub-axis; a mesh axis with exactly that name goes first.
+    """Return whether a name spells a sub-axis; a mesh axis with exactly that name goes first.
 
     >>> is_sub_axis("tp:(1)4"), is_sub_axis("tp:(1)4", ["tp:(1)4"])
     (True, False)
     """
-    return parse_sub_axis(name) is not None and name not in axis_names
+    return parse_sub_axis(name, axis_names) is not None

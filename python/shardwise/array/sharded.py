@@ -306,7 +306,8 @@ class ShardedArray(Drawn, ShardSource):
         else:
             raise TypeError(f"layout must be a TensorLayout or a Tiling, got {type(layout).__name__}")
         if isinstance(target, Partition):
-            _check_reduced(target.layout)
+            if target.layout.unreduced:
+                raise _partial_sums(target.layout)
             if self._array is not None and target.shape == self.shape:
                 return ShardedArray._of(target, self._dtype, self._array)
         compared_shards(self, check_replicas)
@@ -384,7 +385,8 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     """
     if type(layout) is not TensorLayout:
         instance("layout", layout, TensorLayout)
-    _check_reduced(layout)
+    if layout.unreduced:
+        raise _partial_sums(layout)
     # To ask of an abstract class takes as long as to make the partition, so not of what is an array.
     if type(tensor) is not np.ndarray and isinstance(tensor, ShardedArray):
         return tensor.reshard(layout, uneven)
@@ -392,8 +394,5 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     return ShardedArray._of(layout.partition(array.shape, uneven), array.dtype, array)
 
 
-def _check_reduced(layout: TensorLayout) -> None:
-    if layout.unreduced:
-        raise LayoutError(
-            f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
-        )
+def _partial_sums(layout: TensorLayout) -> LayoutError:
+    return LayoutError(f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums")

@@ -16,6 +16,7 @@ from ..reshard.model.memory import Repeat
 from ..rules.templates import parse_template
 from .numbers import Number
 from .rule import Coordinates
+from .world import coordinates_of
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
@@ -248,7 +249,7 @@ def _groups(
         values = dict(given)
         order = sorted(by_number)
         mesh = tensors[next(iter(by_number[order[0]].values()))].mesh
-        place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+        place = coordinates_of(mesh, device)
         if any(place.get(axis) != at for axis, at in dict(fused.at).items()):
             continue
         after = tuple(pattern.filled(values) for pattern in last)
@@ -307,7 +308,7 @@ def _shape_on(held: HeldPart, device: Any, stack: str) -> tuple[int, ...] | None
     """The shape of a tensor on a device if all numbers of the stack were there; `None` if not even then."""
     mesh = held.mesh
     try:
-        place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+        place = coordinates_of(mesh, device)
     except (MeshError, TypeError):
         return None
     for axis, (at, fields) in held.at.items():
@@ -322,7 +323,7 @@ def _slots(
     text: str, fields: Mapping[str, str], device: Any, mesh: DeviceMesh, numbers: Mapping[str, Number]
 ) -> list[int]:
     """Return the numbers of the entries that a device stacks, in order."""
-    place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+    place = coordinates_of(mesh, device)
     known = {**numbers, **place, **{name: int(text) for name, text in fields.items() if text.isdecimal()}}
     listed = re.match(r"\s*(\w+)\s*\[", text)
     entries = known.get(listed[1]) if listed else None

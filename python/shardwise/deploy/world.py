@@ -10,7 +10,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 
-__all__ = ["WORLD", "holds", "mesh_in_world", "named_meshes", "world_of"]
+__all__ = ["WORLD", "coordinates_of", "holds", "mesh_in_world", "named_meshes", "world_of"]
 
 #: The name of the mesh that every deployment has: all devices along one axis of this name.
 WORLD = "world"
@@ -39,6 +39,15 @@ def named_meshes(meshes: Any) -> dict[str, DeviceMesh]:
             raise LayoutError(f"meshes: {shown(name)} cannot be the name of a mesh; {WORLD!r} is that of all devices")
         instance(f"meshes[{shown(name)}]", mesh, DeviceMesh)
     return dict(meshes)
+
+
+def coordinates_of(mesh: DeviceMesh, device: Any) -> dict[str, int]:
+    """Return the coordinate of a device along each axis of a mesh, by the axis's name.
+
+    Raises:
+        MeshError: if the mesh does not have the device.
+    """
+    return dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
 
 
 def mesh_in_world(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:

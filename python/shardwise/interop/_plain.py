@@ -23,7 +23,7 @@ def merged_axes(names: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
     """
     found: list[SubAxis | str] = []
     for name in names:
-        sub = None if name in mesh.axis_names else parse_sub_axis(name)
+        sub = parse_sub_axis(name, mesh.axis_names)
         if sub is None:
             found.append(name)
             continue

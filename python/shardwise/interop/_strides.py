@@ -201,5 +201,5 @@ def _place(digits: list[_Digit], factor: int) -> int | None:
 
 
 def _digit(name: str, mesh: DeviceMesh) -> _Digit:
-    sub = None if name in mesh.axis_names else parse_sub_axis(name)
+    sub = parse_sub_axis(name, mesh.axis_names)
     return _Digit(mesh.axis_size(name), name) if sub is None else _Digit(sub.size, sub.axis, sub.before)

@@ -138,7 +138,7 @@ def _number(layout: TensorLayout, names: tuple[str, ...]) -> str:
 
 def _digit(mesh: DeviceMesh, name: str) -> str:
     """The coordinate along an axis, or along a sub-axis, as a formula of the axis's coordinate."""
-    sub = None if name in mesh.axis_names else parse_sub_axis(name)
+    sub = parse_sub_axis(name, mesh.axis_names)
     if sub is None:
         return name
     size = mesh.axis_size(sub.axis)

@@ -212,34 +212,10 @@ def plan_checkpoint(
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
-    Args:
-        src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
-        dst: The new file or folder, which they all see too; or a new folder's URL.
-        layouts: The cuts of the tensors.
-        mesh: The mesh of `rules`; for `"fsdp2"` without rules or layouts, the devices.
-        rules: A rules file, in place of `layouts` and `rewrites`.
-        source_rules: The rules file that `src` was made by.
-        to: The format of `dst`.
-        uneven: The rule by which a dim that does not divide is cut.
-        dtype: The new dtype of floating-point weights.
-        overflow: The fate of values beyond the range of `dtype`.
-        rename: Regular expressions and what replaces their matches in names.
-        rewrites: Tensors that are named, packed, stacked, transposed or padded differently.
-        only: A regular expression: the tensors in whose (new) names it is found.
-        drop: A regular expression: the tensors and values in whose names in the source it is found are left out.
-        which: `"weights"` takes these alone, `"state"` all but these.
-        metadata: Texts for the headers' `__metadata__`.
-        max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
-        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
-        memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
-        task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints. Where a
-            task makes an object, as in stores but S3, `max_file_bytes` limits those of `"hf"`.
-        strict: Whether to refuse what the plan's `warnings` would say.
-        rank: With `to="ranks"`, the only rank whose file is written.
-        padded: Whether ranks' tensors in `src` may be padded.
-        parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers.
-        source_layouts: The cuts of bare files of ranks in `src`.
-        config: The model's configuration, in place of the `config.json` in the folder of `src`.
+    The arguments are those of `reshard_checkpoint`, without those about how it runs. `src` and `dst` are paths or URLs
+    that all machines see that run a part. `memory` is what `reshard_checkpoint` would have to convert and decode in;
+    tasks are told theirs when they run. Where a task makes an object, as in stores but S3, `max_file_bytes` limits the
+    objects of `"hf"`.
 
     If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
