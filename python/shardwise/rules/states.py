@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 
@@ -107,11 +108,16 @@ def training_names(names: Iterable[str], values: Iterable[str] = ()) -> Training
     >>> names.others
     ('lr_scheduler.last',)
     """
+    return _training_names(tuple(names), tuple(values))
+
+
+@lru_cache(maxsize=2)  # A conversion asks several times about the same names.
+def _training_names(names: tuple[str, ...], values: tuple[str, ...]) -> TrainingNames:
     with uncollected():
-        return _training_names(names, values)
+        return _told_apart(names, values)
 
 
-def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingNames:
+def _told_apart(names: Iterable[str], values: Iterable[str]) -> TrainingNames:
     roots, weights = _roots(names, values)
     states: dict[str, StateName] = {}
     others: list[str] = []
