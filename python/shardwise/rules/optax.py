@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .states import TrainingNames, training_names
 
-__all__ = ["adam_counts", "kinds_in_pytorch"]
+__all__ = ["adam_counts", "kinds_in_pytorch", "kinds_of_optax"]
 
 _IN_PYTORCH = {"mu": "exp_avg", "nu": "exp_avg_sq", "nu_max": "max_exp_avg_sq"}
 
@@ -39,6 +39,19 @@ def adam_counts(names: Iterable[str]) -> dict[str, str]:
         for state in known.states.values()
         if state.kind == "mu" and (base := state.before.removesuffix("mu.")) in adams
     }
+
+
+def kinds_of_optax(known: TrainingNames) -> list[str]:
+    """List the kinds of states that have a path of optax, sorted.
+
+    >>> names = ["params.w", "opt_state.0.mu.w", "opt_state.0.nu.w", "opt_state.0.count", "opt_state.1.trace.w"]
+    >>> kinds_of_optax(training_names(names))
+    ['mu', 'nu', 'trace']
+    """
+    states = known.states.values()
+    return sorted(
+        {state.kind for state in states if state.before.endswith(f".{state.kind}.") and "opt" in state.before}
+    )
 
 
 def _adams(known: TrainingNames) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.store.compare.values import same_values
+from shardwise.store.tensors.checkpoint import StoredObject
 from tests.store.tasks import mixed, mixed_rules
+from tests.store.torch_files import ones, save, tensor
 
 #: Expected of many of these tests, which are about something else.
 pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
@@ -102,3 +106,51 @@ def test_a_count_that_floats_cannot_hold_is_another_than_the_float(tmp_path: Pat
     sw.save_checkpoint(tmp_path / "b.safetensors", torch | {"optim.state.w.step": np.float32(2**24)}, sync=False)
     (only,) = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (only.name, only.what) == ("opt_state.0.step.w", "dtype")
+
+
+def test_equal_values_are_compared_and_others_are_named_with_both(tmp_path: Path) -> None:
+    """Both files have the same learning rate and another decay; only one has a scheduler's value."""
+    more = {"lr_scheduler": {"last_epoch": 3}}
+    for name, decay, others in (("a", 0.1, more), ("b", 0.2, {}), ("c", 0.1, more)):
+        group = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": decay, "params": [0]}
+        moments = {"exp_avg": tensor(ones(3), "1"), "exp_avg_sq": tensor(ones(3), "2")}
+        optimizer = {"state": {0: moments}, "param_groups": [group]}
+        whole = {"model": {"w": tensor(ones(3), "0")}, "optimizer": optimizer, **others}
+        (tmp_path / f"{name}.pt").write_bytes(save(whole))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sw.diff_checkpoints(tmp_path / "a.pt", tmp_path / "c.pt").left_out == ()
+    with pytest.warns(sw.ShardwiseWarning) as said:
+        found = sw.diff_checkpoints(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert found == []
+    assert [str(one.message) for one in said] == list(map(str, found.left_out))
+    differing, alone = found.left_out
+    assert differing.names == ("optimizer.param_groups.0.weight_decay",)
+    assert str(differing).endswith("'optimizer.param_groups.0.weight_decay' is 0.1 and 0.2")
+    assert alone.names == ("lr_scheduler.last_epoch",)
+
+
+def test_a_value_that_shares_itself_many_times_is_not_compared() -> None:
+    """Thirty lists, each twice the one before: written out, there would be a thousand million numbers."""
+    value: Any = [1, 2]
+    for _ in range(30):
+        value = [value, value]
+    held = {"more": StoredObject("more", lambda: value)}
+    assert same_values(held, held) == (frozenset(), {})
+
+
+def test_dcp_from_orbax_warns_of_optaxs_names(tmp_path: Path) -> None:
+    w = np.arange(3, dtype=np.float32)
+    optax = {"params.w": w, "opt_state.0.mu.w": w, "opt_state.0.nu.w": w, "opt_state.0.count": np.int32(4)}
+    sw.save_checkpoint(tmp_path / "optax.safetensors", optax, sync=False)
+    with pytest.warns(sw.ShardwiseWarning, match=r"names that optax has for them, .*: 'mu', 'nu'; .*--to torch"):
+        sw.reshard_checkpoint(tmp_path / "optax.safetensors", tmp_path / "dcp", to="dcp")
+    # The way that it names: without a warning of optax's names.
+    with pytest.warns(sw.ShardwiseWarning, match="no lr"):
+        sw.reshard_checkpoint(tmp_path / "optax.safetensors", tmp_path / "run.pt", to="torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sw.reshard_checkpoint(tmp_path / "run.pt", tmp_path / "again", to="dcp")
+        sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "other", to="dcp")
+    with sw.open_checkpoint(tmp_path / "again") as made:
+        assert {name.rpartition(".")[2] for name in made.training.names.states} == {"exp_avg", "exp_avg_sq", "step"}

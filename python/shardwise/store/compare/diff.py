@@ -24,6 +24,7 @@ from ...rules.optax import adam_counts, kinds_in_pytorch
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
 from ...rules.state_splits import MASTER
+from ...show.names import lines_alike
 from ..data.engine import check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
@@ -36,12 +37,15 @@ from ..tensors.digests import DigestProgress, tensor_digests
 from ..tensors.stored import StoredTensor
 from ..tensors.stored_pieces import StoredPiece, whole_box
 from ..tensors.training import Total
+from .values import same_values
 
 __all__ = ["Difference", "Differences", "diff_checkpoints"]
 
 _MEMORY = 256 * 2**20
 #: The most ranges of rows that a difference lists; and the most rows of a tensor whose ranges are worked out.
 _MOST_RANGES, _MOST_ROWS = 8, 2**26
+#: The most values that differ of which a warning says what they are.
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,9 @@ class Differences(list[Difference]):
     """The differences of two checkpoints; equal to any list of the same.
 
     Attributes:
-        left_out: What is not compared: tensors that the rewrites drop, values that are not tensors, files beside either
-            checkpoint that are not read, and what was left out as the call said.
+        left_out: What is not compared: tensors that the rewrites drop, values that are not tensors and that are not
+            equal numbers or texts of both, files beside either checkpoint that are not read, and what was left out as
+            the call said.
         totals: Of each checkpoint what is compared: the tensors and bytes of its weights and of each kind of state.
     """
 
@@ -311,11 +316,19 @@ def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
 
 def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
     """List all things in two checkpoints that are not compared, each with the path of its checkpoint."""
+    (_, one), (_, other) = both = list(both)
+    alike, unlike = same_values(one.objects, other.objects)
+    differing = {name: text for name, text in unlike.items() if unwanted is None or not unwanted.is_found(name)}
     found: list[LeftOut] = []
+    if differing:
+        count = f"{len(differing)} values differ" if len(differing) > 1 else "1 value differs"
+        which = "; ".join(lines_alike(((name, f" is {text}") for name, text in differing.items()), _MOST_SHOWN))
+        found.append(LeftOut("values", tuple(differing), f"{count}, which diff does not count as tensors: {which}"))
     sizes: dict[str, int] = {}
     values: list[str] = []
     for given, checkpoint in both:
-        own = [name for name in checkpoint.objects if unwanted is None or not unwanted.is_found(name)]
+        known = alike | unlike.keys()
+        own = [n for n in checkpoint.objects if n not in known and (unwanted is None or not unwanted.is_found(n))]
         if own:
             count, which = listed(own, "value")
             what = "it is no tensor" if len(own) == 1 else "they are no tensors"

@@ -106,9 +106,13 @@ def is_companion(name: str) -> bool:
     )
 
 
-def companion_names(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the further files of a new checkpoint that were copied along, sorted."""
-    return tuple(sorted(filter(is_companion, texts)))
+def companion_names(texts: Iterable[str], own: re.Pattern[str] | None = None) -> tuple[str, ...]:
+    """Return those of the further files of a new checkpoint that were copied along, sorted; its form makes `own`.
+
+    >>> companion_names(["config.json", "metadata.json"], re.compile("metadata.json"))
+    ('config.json',)
+    """
+    return tuple(sorted(name for name in texts if is_companion(name) and not (own and own.fullmatch(name))))
 
 
 def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:

@@ -15,6 +15,7 @@ import pytest
 
 import shardwise as sw
 from shardwise._dtypes import DTYPES, Dtype
+from shardwise.cli import main
 from shardwise.store.write.forms.megatron import megatron_form
 
 from ...torch_files import ones
@@ -238,3 +239,13 @@ def test_layers_get_the_states_for_which_megatron_asks(tmp_path: Path) -> None:
     sw.reshard_checkpoint(tmp_path / "made", tmp_path / "dcp", to="dcp", sync=False)
     with sw.open_checkpoint(tmp_path / "dcp") as checkpoint:
         assert not checkpoint.objects
+
+
+def test_only_files_of_the_source_are_said_to_be_copied_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron's own `metadata.json` is made."""
+    source = unpacked("core014_fully_sharded_model_space_tp", tmp_path)
+    assert main(["reshard", str(source), str(tmp_path / "made"), "--to", "megatron"]) == 0
+    assert (tmp_path / "made" / "metadata.json").is_file()
+    assert "copied along" not in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...._text import shown
@@ -13,12 +13,15 @@ from ....layout import UnevenRule
 from ....placing import Placing
 from ....quantized.forms import Components
 from ....rules.adapters import are_adapters
-from ....rules.left_out import LeftOut
+from ....rules.left_out import LeftOut, names_text
+from ....rules.optax import kinds_of_optax
+from ....rules.states import training_names
 from .forms import WRITTEN
 
 __all__ = [
     "DoubtsError",
     "doubts_about",
+    "doubts_about_optax",
     "ruled_tensors",
 ]
 
@@ -93,6 +96,17 @@ def doubts_about(
             count = "a name" if len(missing) == 1 else f"{len(missing)} names"
             found.append(f"layouts has {count} that no tensor has: {names}{more}")
     return lost, found
+
+
+def doubts_about_optax(names: Iterable[str]) -> list[str]:
+    """Say that PyTorch's optimizers do not look for the names of optax's states, if some of the tensors are these."""
+    kinds = kinds_of_optax(training_names(names))
+    if not kinds:
+        return []
+    return [
+        f"states keep the names that optax has for them, which PyTorch's optimizers and torchtitan do not look for: "
+        f"{names_text(kinds)}; a file that is written with --to torch first has PyTorch's names, and becomes DCP"
+    ]
 
 
 def ruled_tensors(

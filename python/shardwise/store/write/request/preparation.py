@@ -45,7 +45,7 @@ from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
 from ..forms.dcp import value_bytes
-from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
+from ..forms.doubts import DoubtsError, doubts_about, doubts_about_optax, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN, Target
 from ..forms.megatron import NONE, extra_states, is_of_group, is_said, megatron_form
@@ -197,7 +197,8 @@ class Preparation:
         if form == "vllm":
             check_engine_names(wanted, self._request.layouts)
             check_family([name for name, _, _ in taken.ruled], self._config)
-        return _FormContents(form, wanted, held, paths, nested, [], losses, values, homeless)
+        doubts = doubts_about_optax(tensors) if form == "dcp" != checkpoint.format else []
+        return _FormContents(form, wanted, held, paths, nested, doubts, losses, values, homeless)
 
     def _values(
         self, form: str, placed: Mapping[str, str], taken: _Taken, wanted: Iterable[Wanted]

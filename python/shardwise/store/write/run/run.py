@@ -14,6 +14,7 @@ from ...data.location import taken
 from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
 from ...tensors.companion_files import companion_names
+from ..forms.forms import WRITTEN
 from ..places.fetch import memory_for
 from ..places.place import Recorder
 from ..places.report import WriteReport
@@ -243,5 +244,5 @@ def report_of(plan: CheckpointTasks, ledger: Ledger, resumed: int) -> WriteRepor
         ledger.bytes_read,
         ledger.bytes_written,
         resumed,
-        companions=companion_names(plan.texts),
+        companions=companion_names(plan.texts, WRITTEN[plan.form].beside),
     )
