@@ -201,10 +201,10 @@ def render_brief(template: str, results: Results) -> str:
     rows = [row for row in found if row is not None]
     columns = {
         "work": [row.work for row in rows],
+        "ratio": ["" if row.ratio is None else f"**{ratio_text(row.ratio)}**" for row in rows],
         "shardwise": [quantity(row.ours, row.unit) for row in rows],
         "compared with": [row.peer for row in rows],
         "takes": ["" if row.theirs is None else quantity(row.theirs, row.unit) for row in rows],
-        "ratio": ["" if row.ratio is None else f"**{ratio_text(row.ratio)}**" for row in rows],
     }
     chart = f"![{CHARTS['ratios']}](pictures/ratios.svg)" if shown(results)["ratios"] else ""
     table = _markdown(columns) if rows else "Nothing of this is measured yet."
