@@ -210,7 +210,7 @@ class TestRefusals:
             DeploymentRule((), at={"pp": at})
 
     def test_a_number_and_an_axis_of_one_name(self) -> None:
-        with pytest.raises(LayoutError, match="pp is a number, 3, and an axis of another size"):
+        with pytest.raises(LayoutError, match="pp is a number, 3, and also an axis of another size"):
             Deployment(8, DENSE, {"w": DeploymentRule((), at={"pp": "pp - 1"})}, numbers={"pp": 3})
 
 

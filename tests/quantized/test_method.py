@@ -51,15 +51,15 @@ def test_a_method_that_is_not_known_is_refused_by_its_name(method: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"quant_method": "awq", "version": "marlin"}, "version is 'marlin'; of awq known is gemm"),
+        ({"quant_method": "awq", "version": "marlin"}, "version is 'marlin'; known for awq is gemm"),
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend is 'llm-awq'"),
         (
             {"quant_method": "gptq", "checkpoint_format": "bitblas"},
-            "checkpoint_format is 'bitblas'; of gptq known are gptq",
+            "checkpoint_format is 'bitblas'; known for gptq are gptq",
         ),
         ({"quant_method": "gptq", "is_marlin_format": True}, "is_marlin_format is True"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
-        ({"quantization": {"quant_algo": "NVFP4_AWQ"}}, "quant_algo is 'NVFP4_AWQ'; of modelopt known are FP8"),
+        ({"quantization": {"quant_algo": "NVFP4_AWQ"}}, "quant_algo is 'NVFP4_AWQ'; known for modelopt are FP8"),
         ({"quant_method": "fp8", "fmt": "e3m4"}, "fmt is 'e3m4'"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format is 'marlin-24'"),
         (
@@ -71,7 +71,7 @@ def test_a_method_that_is_not_known_is_refused_by_its_name(method: Any) -> None:
             "sparsity_config.format is 'sparse-24-bitmask'",
         ),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
-        ({"mode": "mxint8", "bits": 8, "group_size": 32}, "mode is 'mxint8'; of mlx known are affine, mxfp4"),
+        ({"mode": "mxint8", "bits": 8, "group_size": 32}, "mode is 'mxint8'; known for mlx are affine, mxfp4"),
         ({"weights": "int4"}, "has no quant_method, and the tensors' names tell none; it says {'weights': 'int4'}"),
     ],
 )
@@ -375,9 +375,9 @@ def test_autoround_packs_as_gptq_and_as_awq() -> None:
     [
         (
             {"packing_format": "auto_round:llm_compressor"},
-            "packing_format is 'auto_round:llm_compressor'; of auto-round",
+            "packing_format is 'auto_round:llm_compressor'; known for auto-round",
         ),
-        ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; of auto-round known is int"),
+        ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; known for auto-round is int"),
         ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config says bits of its own for 'lm_head'"),
         ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "extra_config says group_size of its own"),
         ({"extra_config": 3}, "extra_config is 3; it must be an object"),

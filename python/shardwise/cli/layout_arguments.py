@@ -259,7 +259,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
     for name, what in (
         ("weights", "floating-point weights, instead of their own"),
         ("gradients", "gradients; that of the weights if left out"),
-        ("masters", "master copies, or none; if left out as the framework does"),
+        ("masters", "master copies, or none; the framework's own if left out"),
     ):
         state.add_argument(f"--{name}", metavar="DTYPE", help=f"the dtype of {what}")
     state.add_argument("--frozen", metavar="REGEX", help="found in the names of what is not trained")
@@ -276,7 +276,9 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
     state.add_argument(
         "--cache", metavar="SIZES", help="caches of keys and values: batch=8,context=8192, and dtype=..., block=..."
     )
-    state.add_argument("--memory", metavar="BYTES", help="of a device, as in 80GiB: the status is 1 if it does not fit")
+    state.add_argument(
+        "--memory", metavar="BYTES", help="the memory of a device, as in 80GiB; the status is 1 if a rank needs more"
+    )
     state.add_argument("--all", action="store_true", help="a row for each tensor of the fullest rank")
     state.add_argument("--devices", action="store_true", help="also list the bytes of each device")
     state.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")

@@ -60,8 +60,8 @@ def add_drop(command: Parser, what: str) -> None:
     command.add_argument(
         "--drop",
         metavar="REGEX",
-        help=f"{what} the tensors and values whose names it matches, as they are before any rule; what rules drop is "
-        "warned of, unless it is left out so",
+        help=f"{what} the tensors and values whose names in the source it matches; what the rules drop is warned of, "
+        "unless this option names it",
     )
 
 

@@ -295,8 +295,8 @@ def _arranged(
     flat = [atom for group in groups for atom in group]
     if extra and flat != sorted(flat) and not weight.is_number(held):
         raise LayoutError(
-            f"{weight.component_text(held)} has the shape {held.tensor.shape}, and its dims this order only; rules for "
-            "the form that is not quantized, and is stored transposed, are not for this one"
+            f"{weight.component_text(held)} has the shape {held.tensor.shape}, with its dims in this order only; these "
+            "rules are for the form that is not quantized, which is stored transposed"
         )
     made = arrange.arranged(held.tensor, [[size] for size in held.tensor.shape], [[at] for at in [*order, *extra]])
     own_split = [inner[dim] for dim in range(len(split)) if dim in along]

@@ -204,7 +204,9 @@ class RuleLookup:
             known = ", ".join([*sorted(fields), *self._numbers, *sizes])
             raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
         if number != sizes.get(name, number):
-            raise LayoutError(f"at[{shown(axis)}]: {name} is a number, {shown(number)}, and an axis of another size")
+            raise LayoutError(
+                f"at[{shown(axis)}]: {name} is a number, {shown(number)}, and also an axis of another size"
+            )
         return number
 
     def ready(self) -> Iterator[ReadyRule]:

@@ -119,7 +119,7 @@ def stated_method(given: Mapping[str, Any]) -> str | None:
             if _plain(value) not in map(_plain, known_values):
                 are = "is" if len(known_values) == 1 else "are"
                 words = ", ".join(str(one) for one in known_values)
-                raise ParseError(f"quantization_config: {key} is {shown(value)}; of {method} known {are} {words}")
+                raise ParseError(f"quantization_config: {key} is {shown(value)}; known for {method} {are} {words}")
     sparsity = given.get("sparsity_config")
     form = sparsity.get("format") if isinstance(sparsity, Mapping) else None
     if form not in (None, "", "dense"):

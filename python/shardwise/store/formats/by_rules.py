@@ -115,7 +115,10 @@ def _tensor(
                 f"{tensor.dtype} of shape {tensor.shape} on rank {rank}"
             )
     if first.bits % 8:
-        raise ParseError(f"{path}: tensor {shown(name)} is {first.dtype}, elements of which share bytes: not read")
+        raise ParseError(
+            f"{path}: tensor {shown(name)} is {first.dtype}, whose elements share bytes; in bare files these are "
+            "not read"
+        )
     partition = _partition(path, name, layouts, labels, ranks)
     pieces: list[tuple[StoredTensor, Piece]] = []
     boxes = []

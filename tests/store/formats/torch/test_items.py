@@ -93,7 +93,7 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "model_1.pt").unlink(), "'model_1.pt' is missing, which rank 1 has of 'model'"),
+        (lambda folder: (folder / "model_1.pt").unlink(), "'model_1.pt' is missing: what rank 1 has of 'model'"),
         (lambda folder: (folder / "optimizer_0.pt").unlink(), "'optimizer_0.pt' is missing"),
         (lambda folder: (folder / "train_state_0.pt").unlink(), "no file train_state_0.pt, though rank 1 has one"),
         (lambda folder: shutil.copy(folder / "model_0.pt", folder / "model_1.pt"), "tensor"),

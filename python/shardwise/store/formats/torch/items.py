@@ -116,7 +116,7 @@ def _items(
     for key, item in index.items():
         for rank, name in item.files.items():
             if not (name in there if "/" not in name else (path / name).is_file()):
-                raise ParseError(f"{path}: {shown(name)} is missing, which rank {rank} has of {shown(key)}")
+                raise ParseError(f"{path}: {shown(name)} is missing: what rank {rank} has of {shown(key)}")
             taken |= {name, name.partition("/")[0]}
     others: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:

@@ -75,7 +75,10 @@ def rank_arrays(file: ReadFile) -> RankArrays:
             "of a version of DeepSpeed, that is not read"
         )
     if said.get("ds_zero_partition_groups"):
-        raise UnsupportedError(f"{file.path}: has ds_zero_partition_groups: experts are cut apart from the rest")
+        raise UnsupportedError(
+            f"{file.path}: has ds_zero_partition_groups: experts are partitioned among other ranks than the "
+            "rest, which is not read"
+        )
     flats = []
     for number, value in enumerate(masters):
         flat = file.container.tensor(value, f"master {number}")

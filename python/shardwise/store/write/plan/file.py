@@ -124,13 +124,13 @@ def _check_head(head: Any) -> None:
     if not isinstance(head["path"], str) or not isinstance(head["form"], str) or head["form"] not in WRITTEN:
         raise ValueError(f"its form {shown(head['form'])} is not one that can be written")
     if PurePath(head["path"]).name in ("", ".."):
-        raise ValueError(f"its path {shown(head['path'])} ends in no name")
+        raise ValueError(f"its path {shown(head['path'])} does not end in a name")
     check_path(head["path"])
     if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
         raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
     metadata, dtypes, cuts = head["metadata"], head["dtypes"], head["cuts"]
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("its metadata is not one of texts")
+        raise ValueError("its metadata does not map names to texts")
     for name in dtypes:
         found = dtype_named(name) if isinstance(name, str) else None
         if found is None or found.bits % 8:
