@@ -15,6 +15,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Recording, join_manifests
+from shardwise.rules.type_tensors import TypeTensors
 
 from ..oracle.families.models import DATA, digest, numbered, read
 
@@ -253,3 +254,31 @@ def test_a_recorded_file_states_the_tensors_of_its_type(tmp_path: Path, capsys: 
     (tmp_path / "config.json").write_text(json.dumps(other))
     assert main(["fits", str(tmp_path / "config.json"), "--rules", str(rules), "--tp", "2"]) in (0, 4)
     assert "tp 2" in capsys.readouterr().out
+
+
+def test_a_model_without_a_plan_is_refused_by_its_type_before_it_is_loaded() -> None:
+    bloom = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64}
+    with pytest.raises(sw.LayoutError, match=r"no tensor-parallel plan for 'bloom'.*vllm or sglang may"):
+        transformers.record_ranks(bloom, 2)
+    assert len(transformers.record_ranks(bloom, 1)) == 1
+
+
+def test_sizes_that_a_default_configuration_leaves_out_are_named() -> None:
+    with pytest.raises(sw.LayoutError, match=r"null are .*n_routed_experts.*config.json of a released model"):
+        transformers.record_ranks(transformers.CONFIG_MAPPING["dots1"]().to_dict(), 2)
+
+
+def test_a_model_of_the_whole_configuration_comes_before_that_of_its_text() -> None:
+    config = transformers.CONFIG_MAPPING["qwen3_5"]().to_dict()
+    tensors = transformers.written_tensors(config)
+    assert {name.split(".")[1] for name in tensors if name.startswith("model.")} == {"language_model", "visual"}
+
+
+@pytest.mark.heavy
+def test_keys_that_a_models_code_asks_for_and_its_configuration_lacks_are_learned() -> None:
+    # Qwen2's attention takes `head_dim`, which is no key of its configuration.
+    config = transformers.CONFIG_MAPPING["qwen2"](num_hidden_layers=2).to_dict()
+    table = TypeTensors(transformers.type_tensors_of(config), "it")
+    for more in ({}, {"head_dim": 64}):
+        held = transformers.written_tensors({**config, **more, "architectures": ["Qwen2ForCausalLM"]})
+        assert table.shapes({**config, **more}) == {name: shape for name, (shape, _) in held.items()}

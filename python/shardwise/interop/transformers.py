@@ -6,9 +6,12 @@ It needs transformers and PyTorch; no device, no weights and no other process.
 from __future__ import annotations
 
 import json
+import re
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from .._fork import importing
@@ -154,12 +157,14 @@ def type_tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
         whole = {
             key: value for key, value in resolved(config).items() if key not in ("quantization_config", "architectures")
         }
+        small = with_few_layers(whole) | {"model_type": config["model_type"]}
         table = learn_type_tensors(
-            with_few_layers(whole) | {"model_type": config["model_type"]},
+            small,
             shapes_of,
             resolved,
             architecture=own.__name__,
             other_names=dict(getattr(kind, "attribute_map", {})),
+            unlisted=_asked_for(kind, lambda: shapes_of(small)),
         )
         made, real = TypeTensors(table, "what was learned").shapes({**config, "architectures": None}), shapes_of(config)
     if made != real:
@@ -204,9 +209,18 @@ def record_ranks(
     """
     check_sizes(tp=tp, ep=ep, pp=pp)
     model = _model(config)
+    if tp > 1 and ep == 1:
+        _plan(model, config)
     tensors = written_tensors(config) if tensors is None else tensors
     check_total(tensors)
-    return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(tp * pp)]
+    try:
+        return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(tp * pp)]
+    except LayoutError as error:
+        if tp == 1 or pp == 1:
+            raise
+        raise LayoutError(
+            f"{error}; with tp 1 or pp 1 it may, as transformers 5.24 loads no ranks of stages"
+        ) from error
 
 
 def record_models(
@@ -262,6 +276,27 @@ def _recorded(
             _clear_sharding_prop_cache()
 
 
+def _asked_for(kind: Any, make: Callable[[], object]) -> list[str]:
+    """Return the keys, of parts with dots, that models ask a configuration for though it has none of that name."""
+    asked: list[tuple[type, str]] = []
+
+    def missing(said: Any, name: str) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("transformers.models."):
+            asked.append((type(said), name))
+        raise AttributeError(f"{type(said).__name__!r} object has no attribute {name!r}")
+
+    base: Any = transformers.PreTrainedConfig
+    base.__getattr__ = missing
+    try:
+        make()
+    except Exception:  # Whatever a model's own code raises; that of the small model is named by whoever makes it.
+        return []
+    finally:
+        del base.__getattr__
+    parts = {kind: ""} | {part: f"{name}." for name, part in (getattr(kind, "sub_configs", None) or {}).items()}
+    return list(dict.fromkeys(parts[part] + name for part, name in asked if part in parts and name[0] != "_"))
+
+
 def _starred(name: str) -> str:
     return ".".join("*" if word.isdigit() and place else word for place, word in enumerate(name.split(".")))
 
@@ -314,23 +349,43 @@ def _model(config: Mapping[str, Any]) -> Any:
             said = described.from_dict(getattr(described, "_decode_special_floats", dict)(plain))
             if own is not None:
                 return own(said)
-            for auto in _AUTO:
-                mapping = getattr(transformers, auto)
-                if type(said) in mapping._model_mapping:
-                    return mapping.from_config(said)
+            found = [auto for auto in map(partial(getattr, transformers), _AUTO) if type(said) in auto._model_mapping]
+            # A model of texts that is made of a part of the configuration is not that of the configuration.
+            whole = [auto for auto in found if _is_made_of(auto._model_mapping[type(said)], type(said))][:1]
+            for auto in [*whole, *found[:1]]:
+                try:
+                    return auto.from_config(said)
+                except Exception:  # Whatever a model's own code raises.
+                    if auto is found[0]:
+                        raise
         except LayoutError:
             raise
         except Exception as error:  # Whatever a model's own code raises.
             raise LayoutError(
                 f"transformers {version} cannot make the model of the configuration: {type(error).__name__}: {error}"
+                + _nulls_of(config)
             ) from error
     raise LayoutError(f"transformers {version} has no model for {described.__name__}; name its class in architectures")
+
+
+def _is_made_of(models: Any, kind: type) -> bool:
+    own = getattr(models, "config_class", kind)
+    return own is None or issubclass(kind, own)
+
+
+def _nulls_of(config: Mapping[str, Any]) -> str:
+    """Return the sentence about sizes that a configuration does not state, as a type's default one may not."""
+    names = [key for key, value in config.items() if value is None and re.match(r"(n|num)_|.*_(size|dim|rank)$", key)]
+    return f"; null are {', '.join(names)}: give the config.json of a released model" if names else ""
 
 
 def _plan(model: Any, config: Mapping[str, Any]) -> dict[str, str]:
     plan = dict(getattr(model, "tp_plan", None) or {})
     if not plan:
-        raise LayoutError(f"transformers {version} has no tensor-parallel plan for {shown(config.get('model_type'))}")
+        raise LayoutError(
+            f"transformers {version} has no tensor-parallel plan for {shown(config.get('model_type'))}, and cuts none "
+            "of its parameters; vllm or sglang may, or give a plan of your own as JSON"
+        )
     return plan
 
 

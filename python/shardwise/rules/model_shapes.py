@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -302,11 +303,14 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
         table = next((one for one in map(_recorded, reversed(parts)) if one is not None), None)
         if table is not None:
             return table.shapes(parts[str(table.type)])
-        known = ", ".join(sorted({*_FAMILIES, *_tables()}))
+        known = {*_FAMILIES, *_tables()}
         given = " and ".join(dict.fromkeys(map(shown, types)))
+        near = [one for kind in types for one in get_close_matches(str(kind), known)]
+        also = f", such as {', '.join(dict.fromkeys(near))}" if near else ""
         raise ParseError(
-            f"the configuration: model_type is {given}; the tensors are known of {known}; `shardwise rules --record "
-            "transformers config.json`, where transformers is installed, makes a file that states them, for --rules"
+            f"the configuration: model_type is {given}; the tensors are known of {len(known)} other types{also}; "
+            "`shardwise rules --record transformers config.json`, where transformers is installed, makes a file that "
+            "states them, for --rules; of other models a file states them under [tensors], or give the checkpoint"
         )
     layer_of, is_tied = _FAMILIES[family]
     before, after, output, prefix = _AROUND.get(family, _USUAL)

@@ -275,3 +275,12 @@ def test_keys_are_sizes_of_the_axes() -> None:
         learn_rules([one, one], ("ep", "tp"), stages="pp")
     with pytest.raises(sw.LayoutError, match=r"models\[0\] has 1 recordings for 2 ranks"):
         learn_rules([RecordedModel(FIRST, {1: one.ranks[1], 2: one.ranks[1]}), one])  # type: ignore[index]
+
+
+def test_tensors_that_a_loader_leaves_out_are_dropped_in_all_layers() -> None:
+    def load(tensors: Mapping[str, Array], config: Config, ranks: int, rank: int) -> Parameters:
+        return {name: value for name, value in loaded(tensors, config, ranks, rank).items() if "norm" not in name}
+
+    learned = learn_rules([model(FIRST, load), model(SECOND, load), model(THIRD, load)])
+    assert not learned.unexplained
+    assert 'drop = ["model.layers.{i}.input_layernorm.weight"]' in learned.text

@@ -122,6 +122,46 @@ def test_a_size_that_no_expression_gives_is_named() -> None:
         learn_type_tensors(BASE, functools.partial(tensors_of, odd=True), resolved)
 
 
+def unlisted(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Tensors that follow from keys which no whole configuration has, as models take them by `getattr`."""
+    c = resolved(config)
+    per_head = config.get("per_head", c["hidden"] // c["heads"])
+    found: dict[str, Shape] = {"q.weight": (c["heads"] * per_head, c["hidden"])}
+    found["odd.weight"] = (config.get("odd", 7), 3)
+    if config.get("scaled"):
+        found["q.scale"] = (c["hidden"],)
+    for n in range(config.get("further", 0)):
+        found[f"further.{n}.weight"] = (c["hidden"], c["words"])
+    return found
+
+
+@pytest.mark.heavy
+def test_keys_that_a_configuration_lacks_though_its_model_asks_for_them_are_followed_or_refused() -> None:
+    asked = ("per_head", "odd", "scaled", "further", "colour")
+    table = TypeTensors(learn_type_tensors(BASE, unlisted, resolved, unlisted=asked), "it")
+    for more in ({}, {"per_head": 96}, {"scaled": True}, {"further": 2}, {"per_head": 32, "scaled": True, "colour": 1}):
+        assert table.shapes({**LARGE, **more}) == unlisted({**LARGE, **more})
+    with refused(sw.ParseError, "odd is 8"):
+        table.shapes({**LARGE, "odd": 8})
+
+
+def in_two_cases(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Layers are dense by their number, or because a list has them; no one list of conditions says so."""
+    dense = [i for i in range(config["layers"]) if i in config["dense"] or (i + 1) % config["step"]]
+    return {
+        f"layers.{i}.{'dense' if i in dense else 'sparse'}.w": (config["hidden"], 3) for i in range(config["layers"])
+    }
+
+
+@pytest.mark.heavy
+def test_tensors_that_are_there_in_either_of_two_cases_are_stated_twice() -> None:
+    base = {"model_type": "mine", "hidden": 24, "layers": 6, "step": 2, "dense": []}
+    table = TypeTensors(learn_type_tensors(base, in_two_cases, lambda config: {**base, **config}), "it")
+    for more in ({}, {"dense": [0, 1, 7]}, {"step": 1, "dense": [3]}, {"step": 3}, {"step": 4, "dense": [11]}):
+        config = {**base, "layers": 12, "hidden": 64, **more}
+        assert table.shapes(config) == in_two_cases(config), more
+
+
 @pytest.mark.heavy
 def test_a_rules_file_states_them() -> None:
     document = parse_toml(tensors_text(learned()), "it")

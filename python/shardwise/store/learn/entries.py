@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...rules.toml_text import value_text
 from .dims import FIELDS, Relation
 from .relations import NUMBER
 
-__all__ = ["Directed", "Printed", "joined_entries", "rewrite_entries", "rules_text", "template_of"]
+__all__ = ["Directed", "Printed", "dropped_templates", "joined_entries", "rewrite_entries", "rules_text"]
 
 #: A temporary name for a tensor whose new name still belongs to another.
 _TEMPORARY = "learned:"
@@ -94,6 +94,17 @@ def template_of(name: str, changes: dict[int, str]) -> str:
         found += name[end : number.start()].replace("{", "{{").replace("}", "}}") + changes.get(at, number[0])
         end = number.end()
     return found + name[end:].replace("{", "{{").replace("}", "}}")
+
+
+def dropped_templates(unused: Sequence[str], used: Collection[str]) -> list[str]:
+    """Return the templates of names that are dropped, with fields for their numbers if no other such name is used."""
+    skeletons = {NUMBER.sub("#", name) for name in used}
+    found: dict[str, None] = {}
+    for name in unused:
+        count = len(NUMBER.findall(name))
+        is_general = NUMBER.sub("#", name) not in skeletons and count <= len(FIELDS)
+        found[template_of(name, {at: f"{{{FIELDS[at]}}}" for at in range(count)} if is_general else {})] = None
+    return list(found)
 
 
 def joined_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...errors import LayoutError
+from ..._expressions import parse_expression
+from ...errors import LayoutError, ShardwiseError
 
-__all__ = ["Experiment", "FlatConfig", "Sample", "TensorShapes", "differing_keys", "flat_config", "nested_config"]
+__all__ = [
+    "Experiment",
+    "FlatConfig",
+    "Sample",
+    "TensorShapes",
+    "defaults_of_unlisted",
+    "differing_keys",
+    "flat_config",
+    "nested_config",
+]
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 #: Values by key, nested ones with dots.
@@ -185,13 +196,15 @@ class Experiment:
             return {**flat, key: rng.choice((None, 8, 12, 20)) if value is not None else rng.choice((8, 12, 20))}
         if key in self.nullable and value is not None and rng.random() < 0.15:
             return {**flat, key: None}
-        others = list(self._others(key, base if value is None else value, flat))
+        # Half of them are near the first value, so that sizes do not grow away from each other.
+        near = base if value is None or rng.random() < 0.5 else value
+        others = [one for one in (base, *self._others(key, near, flat)) if one != value]
         if not others:
             return None
         return self._changed(flat, key, rng.choice(others), lists=rng.random() < 0.8)
 
-    def walk(self, count: int) -> list[Sample]:
-        """Return samples of which each differs from one before in one key."""
+    def walk(self, count: int, turns: int = 0) -> list[Sample]:
+        """Return samples of which each differs from one before in one key, each key that matters in as many turns."""
         found = [self._first]
         lively = sorted(self.varied & {*self._free})
         for key in sorted(self.nullable):
@@ -200,10 +213,11 @@ class Experiment:
             found += [] if without is None else [without]
             if without is not None and (again := self._sample({**less, key: self.base[key]})):
                 found.append(again)
-        for _ in range(count if lively else 0):
+        each = [key for _ in range(turns) for key in self._rng.sample(lively, len(lively))]
+        for at in range(max(count, len(each)) if lively else 0):
             for _ in range(_TRIES):
                 keys = lively if self._rng.random() < 0.85 else self._free
-                key = self._rng.choice(keys)
+                key = each[at] if at < len(each) else self._rng.choice(keys)
                 flat = self._step(found[-1].flat, key)
                 sample = None if flat is None or flat == found[-1].flat else self._sample(flat)
                 if sample is not None:
@@ -217,6 +231,54 @@ class Experiment:
 def differing_keys(before: FlatConfig, after: FlatConfig) -> list[str]:
     """Return the keys of which two configurations have different values."""
     return [key for key in {**before, **after} if before.get(key) != after.get(key)]
+
+
+def defaults_of_unlisted(
+    config: FlatConfig, tensors_of: Callable[[Mapping[str, Any]], TensorShapes], keys: Iterable[str]
+) -> dict[str, Any]:
+    """Return the keys that a configuration leaves out though they matter, with what each is taken for.
+
+    That is a value, an expression after `=`, or `None` where none of those that were tried gives the same tensors.
+    """
+
+    def made(flat: FlatConfig) -> TensorShapes | None:
+        try:
+            return dict(tensors_of(nested_config(flat)))
+        except Exception:  # Whatever a model's own code raises.
+            return None
+
+    first = made(config)
+    asked = [key for key in dict.fromkeys(keys) if key not in config and not _IGNORED.fullmatch(key)]
+    found: dict[str, Any] = {
+        key: None for key in asked if any(made({**config, key: one}) not in (None, first) for one in (8, 12, True, [0]))
+    }
+    if not found or first is None:
+        return {}
+    changed = [{**config, key: n * more} for key, n in config.items() if type(n) is int and n > 0 for more in (2, 3)]
+    others = [(flat, shapes) for flat in changed if (shapes := made(flat)) is not None]
+    for key in found:
+        part = key.rpartition(".")[0]
+        names = [name for name, n in config.items() if type(n) is int and n > 0 and name.rpartition(".")[0] == part]
+        quotients = [f"{one} // {other}" for one, other in itertools.permutations(names, 2)]
+        is_number = made({**config, key: 8}) not in (None, made({**config, key: True}))
+        answers: dict[int, bool] = {}
+        for text in ["0", "1", *names, *quotients]:
+            value = _evaluated(text, config)
+            if value is not None and value not in answers:
+                answers[value] = made({**config, key: value}) == first
+            if value is None or not answers[value]:
+                continue
+            if all(made({**flat, key: _evaluated(text, flat)}) == shapes for flat, shapes in others):
+                found[key] = f"= {text}" if not text.isdigit() else value if is_number else bool(value)
+                break
+    return found
+
+
+def _evaluated(text: str, flat: FlatConfig) -> int | None:
+    try:
+        return parse_expression(text).value(flat)
+    except (ShardwiseError, TypeError):  # A value that it needs may be null.
+        return None
 
 
 def _by_template(shapes: TensorShapes) -> dict[str, dict[tuple[int, ...], tuple[int, ...]]]:

@@ -143,17 +143,17 @@ class Facts:
             if any(one != set(range(len(one))) for one in sets.values()):
                 raise UnstatedError("its numbers have gaps")
             range_[letter] = self._size({point: len(one) for point, one in sets.items()})
-        where = self._where(universe, held.keys())
+        cases = self._cases(universe, held.keys())
         # Few samples have a bias; it is as long as its weight has rows.
         rows = self._rows.get((name.replace(".bias", ".weight"), fixed))
         if name.endswith(".bias") and rows and all(s == (self._evaluated(rows, p.sample),) for p, s in held.items()):
             self.used.update(re.findall(r"[A-Za-z_][\w.]*", rows))
-            yield range_, where, text, [rows]
+            yield from ((range_, where, text, [rows]) for where in cases)
             return
         try:
             dims = self._dims(held)
             self._rows[name, fixed] = dims[0] if dims else ""
-            yield range_, where, text, dims
+            yield from ((range_, where, text, dims) for where in cases)
             return
         except UnstatedError:
             pass
@@ -212,6 +212,20 @@ class Facts:
         equal = [key for key in self._varied if all(flat.get(key) is not None and flat[key] == n for flat, n in points)]
         return (equal[0] if len(equal) == 1 else None), keys
 
+    def _cases(self, universe: Sequence[Point], held: Any) -> list[list[str]]:
+        """Return conditions of which one holds for exactly these points: one list of them, or two."""
+        try:
+            return [self._where(universe, held)]
+        except UnstatedError:
+            for atom in self._atoms(universe):
+                both = [{p for p in held if self._holds(atom, p) == is_so} for is_so in (True, False)]
+                try:
+                    if all(both):
+                        return [self._where(universe, one) for one in both]
+                except UnstatedError:
+                    continue
+            raise
+
     def _where(self, universe: Sequence[Point], held: Any) -> list[str]:
         """Return the fewest conditions that hold for exactly these points."""
         present = {*held}
@@ -234,6 +248,8 @@ class Facts:
         for atom in self._atoms(universe):
             if all(self._holds(atom, point) for point in present):
                 atoms.append((atom, frozenset(at for at, p in enumerate(absent) if not self._holds(atom, p))))
+        if len(frozenset().union(*(one[1] for one in atoms))) < len(absent):
+            return None
         for count in range(1, 5):
             for chosen in itertools.combinations(atoms[:60] if count < 3 else atoms[:24], count):
                 if len(frozenset().union(*(one[1] for one in chosen))) == len(absent):

@@ -24,7 +24,7 @@ from ..tensors.digests import tensor_digests
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredTensor
 from .dims import FIBER, IrregularError, Relation
-from .entries import Directed, Printed, joined_entries, rewrite_entries, rules_text, template_of
+from .entries import Directed, Printed, dropped_templates, joined_entries, rewrite_entries, rules_text
 from .fibers import Fibers, fibers_of, find_match, unseen
 from .named import with_sizes_named
 from .relations import NUMBER, related
@@ -241,7 +241,7 @@ def _checked(
 def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, Printed]:
     """Return the rewrites as a file, after carrying them out and comparing the results; and their sources."""
     (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
-    drop = [template_of(name, {}) for name in unused] if not unexplained else []
+    drop = [] if unexplained else dropped_templates(unused, one.keys() - {*unused})
     error: LayoutError | None = None
     for in_two_steps in (False, True):
         text = rules_text(entries, drop, in_two_steps=in_two_steps)

@@ -11,16 +11,19 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..._expressions import parse_expression
 from ...errors import LayoutError, ShardwiseError
 from ...rules.toml_text import key_text, value_text
 from ...rules.type_tensors import TypeTensors
-from .experiments import Experiment, FlatConfig, Sample, TensorShapes, nested_config
+from .experiments import Experiment, FlatConfig, Sample, TensorShapes, defaults_of_unlisted, flat_config, nested_config
 from .facts import Facts, learned_defaults
 
 __all__ = ["learn_type_tensors", "tensors_text"]
 
 #: The numbers of models that are learned from, and of those that what is learned is then carried out for.
 _LEARNED, _CHECKED = 56, 20
+#: Rounds, in each of which what did not hold before is learned from, too, and compared with further models.
+_ROUNDS = 3
 
 
 def learn_type_tensors(
@@ -30,6 +33,7 @@ def learn_type_tensors(
     *,
     architecture: str | None = None,
     other_names: Mapping[str, str] | None = None,
+    unlisted: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
     """Return what `TypeTensors` takes for the type of a configuration.
@@ -40,26 +44,46 @@ def learn_type_tensors(
         resolved: adds what a configuration leaves out.
         architecture: the class of the models.
         other_names: further names of keys.
+        unlisted: keys that models ask for and that a whole configuration may lack.
         seed: of the configurations that are tried.
 
     Raises:
         LayoutError: if the tensors follow from the configuration in no way that is known here; names some.
     """
-    experiment = Experiment(config, tensors_of, resolved, random.Random(seed))
-    samples = experiment.walk(_LEARNED)
-    more = experiment.walk(_CHECKED)
-    half = len(more) // 2
-    whole = [one for one in samples if not _nulls(one, experiment)]
-    others = [one for one in more if not _nulls(one, experiment)]
+    flat = flat_config(config)
+    asked = defaults_of_unlisted(flat, tensors_of, unlisted)
+    for key, value in asked.items():
+        is_text = isinstance(value, str)
+        flat |= {} if value is None else {key: parse_expression(value[2:]).value(flat) if is_text else value}
+    experiment = Experiment(nested_config(flat), tensors_of, resolved, random.Random(seed))
+    samples, more = experiment.walk(_LEARNED, turns=2), experiment.walk(_CHECKED)
     failed: LayoutError | None = None
-    # Of what was not seen, half is learned from, too; then models in which a number is null are left out.
-    for parts in ((samples, more), ([*samples, *more[:half]], more[half:]), (whole, others)):
-        try:
-            return _learned(config, experiment, parts, resolved, architecture, other_names or {})
-        except LayoutError as error:
-            failed = failed or error
+    for _ in range(_ROUNDS):
+        half = len(more) // 2
+        whole = [one for one in samples if not _nulls(one, experiment)]
+        others = [one for one in more if not _nulls(one, experiment)]
+        # Of what was not seen, half is learned from, too; then models in which a number is null are left out.
+        for parts in ((samples, more), ([*samples, *more[:half]], more[half:]), (whole, others)):
+            try:
+                table = _learned(config, experiment, parts, resolved, architecture, other_names or {})
+                return _with_unlisted(table, asked)
+            except LayoutError as error:
+                failed = failed or error
+        samples, more = [*samples, *more], experiment.walk(_CHECKED)
     assert failed is not None
     raise failed
+
+
+def _with_unlisted(table: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table that also says what keys are which a whole configuration may lack; null where it is not known."""
+    fixed, defaults = table.get("fixed", {}), table.get("defaults", {})
+    unknown = {key: "null" for key, value in asked.items() if value is None or key in fixed}
+    known = {key: value for key, value in asked.items() if key not in unknown}
+    return {
+        **table,
+        **({"fixed": {**fixed, **unknown}} if unknown else {}),
+        **({"defaults": {**{k: v for k, v in defaults.items() if k not in unknown}, **known}} if known else {}),
+    }
 
 
 def _nulls(sample: Sample, experiment: Experiment) -> set[str]:
