@@ -47,12 +47,12 @@ class Converted(NamedTuple):
 
     Attributes:
         stored: The source's tensors.
-        made: The destination's tensors, made of those of the source; empty if nothing is rewritten.
+        rewritten: The destination's tensors, made of those of the source; empty if nothing is rewritten.
         left_out: What is said of tensors.
     """
 
     stored: dict[str, Described]
-    made: dict[str, Assembled]
+    rewritten: dict[str, Assembled]
     left_out: list[LeftOut]
 
 

@@ -28,13 +28,13 @@ class NumberedModel:
             name: recording.element_numbers(name) for name, one in recording.parameters.items() if one.pieces
         }
         folder.mkdir()
-        self.tensors, self.made = folder / "tensors.safetensors", folder / "parameters.safetensors"
+        self.tensors_file, self.parameters_file = folder / "tensors.safetensors", folder / "parameters.safetensors"
         numbers, first = {}, 1
         for name, (shape, _) in recording.tensors.items():
             numbers[name] = np.arange(first, first + math.prod(shape)).reshape(shape)
             first += math.prod(shape)
-        _write(self.tensors, numbers)
-        _write(self.made, self.parameters)
+        _write(self.tensors_file, numbers)
+        _write(self.parameters_file, self.parameters)
 
     def parts(self, name: str) -> Iterator[tuple[tuple[int, ...], int, Numbers | None]]:
         """Yield the sizes of each recording, each rank, and the numbers of the elements that it has of a parameter."""

@@ -136,7 +136,7 @@ def learn_rules(
 
 def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes) -> LearnedRules:
     """Return the rules made with the rewrites of one model, after comparing them with all models."""
-    learned = learn_rewrites(one.tensors, one.made, config=one.config)
+    learned = learn_rewrites(one.tensors_file, one.parameters_file, config=one.config)
     parsed = parse_toml(learned.text, "the learned rules")
     head, *blocks = learned.text.split("[[rewrite]]")
     for at, rewrite in enumerate(parsed.get("rewrite", ())):
@@ -264,7 +264,7 @@ def _compared(
     names = [name for name in model.parameters if name not in left]
     try:
         rewrites = Rewrites.from_toml(io.StringIO(next(iter(texts.values()))), config=model.config)
-        with open_checkpoint(model.tensors) as checkpoint:
+        with open_checkpoint(model.tensors_file) as checkpoint:
             made = rewritten_view(checkpoint, Naming(rewrites=rewrites)) if rewrites else checkpoint
             arrays = {name: made[name].read() for name in names if name in made}
     except ShardwiseError as error:

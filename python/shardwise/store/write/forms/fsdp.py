@@ -129,7 +129,7 @@ def fsdp_files(
             alike = tree.kind, sizes[tree.kind][rank].tobytes()
             if alike not in known:
                 maker = _RankPickle(wanted, numbers, placed, shapes, rank, device, ranks)
-                known[alike] = maker, VaryingPickle(maker.made(tree.tree))
+                known[alike] = maker, VaryingPickle(maker.with_tensors(tree.tree))
             maker, template = known[alike]
             text = template.pickled(maker.varying(rank, f"{len(wanted) + len(values)}"))
             for name, data in ((RANK_LIST, listed), ("pickle", text)):
@@ -264,7 +264,7 @@ class _RankPickle:
         """Return whether one of these tensors is cut."""
         return any(self._placed[number] for number in tensors)
 
-    def made(self, tree: Any) -> Any:
+    def with_tensors(self, tree: Any) -> Any:
         """Return a tree with the tensors as the pickle has them in place of the references."""
         if isinstance(tree, Reference):
             number = self._numbers[tree.name]
@@ -275,9 +275,9 @@ class _RankPickle:
         if isinstance(tree, (Call, Global)):
             return tree
         if isinstance(tree, dict):
-            return {key: self.made(value) for key, value in tree.items()}
+            return {key: self.with_tensors(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
-            return type(tree)(map(self.made, tree))
+            return type(tree)(map(self.with_tensors, tree))
         return tree
 
     def _dtensor(self, number: int, tensor: CutTensor) -> Call:

@@ -43,7 +43,7 @@ class TaskReceipt(NamedTuple):
         worker: The host and the process that ran the task.
         part: The part of the plan that was run, as `"3/16"`; empty if tasks were not run by parts.
         shares: The parts of objects shared with other tasks: the file's number, the first byte, the byte after the
-            last, and the part's ETag; without an ETag the bytes are in the remainder, the object that `made` describes.
+            last, and the part's ETag; without an ETag the bytes are in the remainder, which `uploaded` describes.
         uploaded: The size in bytes and the ETag of the object that the task made in a store; else `None`.
     """
 

@@ -175,7 +175,7 @@ class CheckpointTables:
         raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
 
     @classmethod
-    def made(
+    def of_sections(
         cls: type[_SelfTables],
         head: Mapping[str, Any],
         sections: Mapping[str, Section],
@@ -185,7 +185,7 @@ class CheckpointTables:
         file: Location | None = None,
         digest: str | None = None,
     ) -> _SelfTables:
-        """Make a plan.
+        """Make a plan of its head and its sections.
 
         Args:
             head: The entries of the plan besides its sections.

@@ -112,7 +112,7 @@ def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
             first = end
         if first != blocks:
             raise ValueError("it has blocks of no section")
-        plan = kind.made(head, sections, file=path, digest=found[2].decode())
+        plan = kind.of_sections(head, sections, file=path, digest=found[2].decode())
         if sum(held.nbytes for held in sections.values()) <= _SMALL:
             check_plan(plan)
     return plan

@@ -34,7 +34,7 @@ class Ledger:
         bytes_read: Bytes that the tasks read from files and objects.
         bytes_written: Bytes that the tasks wrote.
         uploaded: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
-        own: Entries of `made` for objects that these tasks wrote; the other objects existed, perhaps from another run.
+        own: Entries of `uploaded` for objects that these tasks wrote; other objects were there before.
         shares: The parts of shared objects that a task uploaded, by the task's number.
     """
 
