@@ -43,7 +43,7 @@ def test_layouts_and_moves_are_those_of_shardy() -> None:
     for name, differs in computations.compare_programs(computations.cases_of("programs")):
         found.add(name, compared(False, differs))
     assert found.different == []
-    assert found.cases == 250
+    assert found.cases == 251
 
 
 def test_collectives_of_training_steps_are_those_of_shardy() -> None:
@@ -167,7 +167,7 @@ def test_a_page_has_each_collective_each_line_and_why(tmp_path: Path) -> None:
         "<h1>a &lt;layer&gt;</h1>",
         "all-reduce over y: 768 B",
         "model.py:7: 768 B",
-        "Each device has addends.",
+        "Each device has an addend: dim 1 of operands[0] is summed, and cut over y.",
     ):
         assert said in page
     assert "-,y" in page
@@ -253,7 +253,7 @@ def test_what_moves_in_a_while_is_said_for_a_trip() -> None:
     assert (found.bytes_received, found.bytes_when) == (0, {trip: 68})
     assert found.explain().splitlines()[0].endswith(f"each device receives 0 B, and 68 B {trip}.")
     assert f"32 B, {trip}" not in found.explain()
-    assert f"8 x 4 float32, {trip}. The op needs dim 0 whole." in found.explain()
+    assert f"8 x 4 float32, {trip}. The op needs dim 0 of operands[0] whole." in found.explain()
     array = np.arange(32.0).reshape(8, 4)[::-1] / 64
     (plain,), (sharded,) = computation.run([array]), found.run([array])
     # The sum is 7.75, and 15.5 after a trip.

@@ -65,6 +65,12 @@ pub fn overlaps_itself(itemsize: i64, dims: impl Iterator<Item = (i64, i64)>) ->
     })
 }
 
+/// The greatest common divisor.
+#[must_use]
+pub fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// `n / k` rounded up, for `n >= 0` and `k >= 1`, without the overflow of `(n + k - 1) / k`.
 #[must_use]
 pub fn ceil_div(n: i64, k: i64) -> i64 {

@@ -4,7 +4,7 @@ use super::{
     axes::{self, Prefix},
     project::{Cut, Tensor},
 };
-use crate::{factor::rule::Rule, mesh::Mesh, sub_axis::SubAxis};
+use crate::{factor::rule::Rule, mesh::Mesh, radix, sub_axis::SubAxis};
 
 /// Which way the cut of a factor is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ fn fits(axis: SubAxis, cut: &Cut, kept: &[SubAxis], before: i64, size: i64, mesh
             return Some(axis);
         }
         if size % before == 0 {
-            let common = gcd(size / before, axis.size);
+            let common = radix::gcd(size / before, axis.size);
             if common == axis.size {
                 return Some(axis);
             }
@@ -98,10 +98,6 @@ fn fits(axis: SubAxis, cut: &Cut, kept: &[SubAxis], before: i64, size: i64, mesh
         }
     }
     cut.axes.last().copied().filter(|last| axes::prefix(&[*last], &[axis]) != Prefix::Not)
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The list up to where `keep` keeps less than a whole axis.

@@ -141,16 +141,12 @@ pub(super) fn price(
     }
     let even = |(size, (from, to)): (&i64, (&Vec<SubAxis>, &Vec<SubAxis>))| {
         let (from, to) = (axes::shards(from), axes::shards(to));
-        let both = from / gcd(from, to) * to;
+        let both = from / radix::gcd(from, to) * to;
         radix::ceil_div(*size, both) * both
     };
     let shape: Vec<i64> = shape.iter().zip(from.iter().zip(to)).map(even).collect();
     let (from, to) = (partition(mesh, from, summed, &shape)?, partition(mesh, to, &[], &shape)?);
     sequenced(mesh, &from, &to, itemsize)
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn partition(mesh: &Arc<Mesh>, specs: &Specs, summed: &[SubAxis], shape: &[i64]) -> Result<Partition> {

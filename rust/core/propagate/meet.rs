@@ -7,6 +7,7 @@ use super::{
 use crate::{
     factor::rule::{Kind, Rule},
     mesh::Mesh,
+    radix,
     sub_axis::SubAxis,
 };
 
@@ -78,7 +79,7 @@ fn deal(rule: &Rule, tensor: usize, cuts: &mut Tensor, list: &[SubAxis]) {
         let mut used = false;
         let mut over = true;
         for (at, factor) in order.iter().enumerate() {
-            let common = project::gcd(left[at], axis.size);
+            let common = radix::gcd(left[at], axis.size);
             if left[at] <= 1 || common == 1 && axis.size != 1 {
                 continue;
             }
@@ -179,7 +180,7 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
     for (cuts, size) in tensors.iter().zip(sizes) {
         for offer in &mut offers {
             let cut = cuts[offer.factor].as_ref();
-            if cut.is_some_and(|cut| axes::prefix(&offer.axes, &cut.axes) != Prefix::Not) {
+            if cut.is_some_and(|cut| cut.axes.starts_with(&offer.axes)) {
                 offer.weight = offer.weight.saturating_add(*size);
             }
         }
@@ -220,7 +221,9 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
             }
             let own = &found[offer.factor];
             let shorter = axes::cut_off(&mut offer.axes, &list, mesh);
-            offer.shards = axes::shards(&offer.axes) / axes::shards(own).max(1);
+            // What is not shortened counts as a whole again, as in Shardy, though some of it is there already.
+            let there = if shorter { axes::shards(own).max(1) } else { 1 };
+            offer.shards = axes::shards(&offer.axes) / there;
             let is_own = shorter && &offer.axes == own;
             !(is_own || offer.axes.is_empty())
         });

@@ -1,7 +1,7 @@
 //! Layouts as cuts of the factors of a rule, and back.
 
 use super::axes;
-use crate::{factor::rule::Rule, sub_axis::SubAxis};
+use crate::{factor::rule::Rule, radix, sub_axis::SubAxis};
 
 /// The axes of each dim of a tensor, major first.
 pub type Specs = Vec<Vec<SubAxis>>;
@@ -20,10 +20,6 @@ pub(crate) struct Cut {
 
 /// The cut of each factor that a tensor has.
 pub(crate) type Tensor = Vec<Option<Cut>>;
-
-pub(crate) fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
 
 /// The cuts of the factors of a tensor with this layout; one without a layout is open for any.
 pub(crate) fn project(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed: bool) -> Tensor {
@@ -57,7 +53,7 @@ pub(crate) fn project_closed(rule: &Rule, tensor: usize, specs: Option<&Specs>, 
             }
             let mut left = rule.factors()[*number as usize].size;
             while let Some(axis) = next {
-                let common = gcd(left, axis.size);
+                let common = radix::gcd(left, axis.size);
                 if axis.size > 1 && common == 1 {
                     break;
                 }

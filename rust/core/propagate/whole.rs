@@ -12,7 +12,7 @@ use super::{
     flow::{Flow, Node, Start, Uses, Way},
     project::{self, Specs},
 };
-use crate::{factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
+use crate::{factor::rule::Kind, mesh::Mesh, radix, sub_axis::SubAxis};
 
 /// A layout on the way, none that of a value that may have any.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -263,7 +263,7 @@ fn divided(specs: Specs, shape: &[i64]) -> Specs {
         let mut left = *size;
         let mut kept = Vec::new();
         for axis in spec {
-            let common = gcd(axis.size, left);
+            let common = radix::gcd(axis.size, left);
             if common > 1 {
                 kept.push(SubAxis { size: common, ..axis });
                 left /= common;
@@ -284,8 +284,4 @@ fn whole_axes(specs: Specs, closed: &[bool], mesh: &Mesh) -> Specs {
         if *closed { spec } else { spec.into_iter().take_while(whole).collect() }
     };
     specs.into_iter().zip(closed).map(of_dim).collect()
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -4,7 +4,7 @@ use super::given::{Given, all_alike};
 use crate::{
     error::Result,
     factor::rule::{Kind, Rule},
-    index::radix::product,
+    index::radix::{gcd, product},
 };
 
 pub(super) fn transpose(given: Given<'_>) -> Result<Rule> {
@@ -73,11 +73,7 @@ pub(super) fn slice(given: Given<'_>) -> Result<Rule> {
     given.counted(1, 1)?;
     let shape = given.operands[0];
     let (start, stop) = (given.of.each("start_indices", shape.len())?, given.of.each("limit_indices", shape.len())?);
-    let ones = vec![1; shape.len()];
-    let strides = match given.of.integers_or("strides")? {
-        [] => &ones,
-        _ => given.of.each("strides", shape.len())?,
-    };
+    let strides = given.of.each_or_ones("strides", shape.len())?;
     let mut expected = Vec::with_capacity(shape.len());
     for (dim, size) in shape.iter().enumerate() {
         let (start, stop, stride) = (start[dim], stop[dim], strides[dim]);
@@ -207,8 +203,4 @@ pub(super) fn reshape(given: Given<'_>) -> Result<Rule> {
         }
     }
     Ok(builder.build())
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
