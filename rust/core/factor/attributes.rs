@@ -1,5 +1,7 @@
 //! Attributes: all that an op says of itself besides its operands: numbers, lists of them, names.
 
+use std::borrow::Cow;
+
 use crate::error::{Error, Result};
 
 /// The value of an attribute.
@@ -111,5 +113,9 @@ impl<'a> Of<'a> {
             return Ok(given);
         }
         Err(self.refused(format!("`{name}` has {} entries for {rank} dims", given.len())))
+    }
+    /// One number for each of `rank` dims, or ones if there is none of the name.
+    pub(crate) fn each_or_ones(self, name: &str, rank: usize) -> Result<Cow<'a, [i64]>> {
+        if self.integers_or(name)?.is_empty() { Ok(vec![1; rank].into()) } else { Ok(self.each(name, rank)?.into()) }
     }
 }

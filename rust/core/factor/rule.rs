@@ -96,9 +96,9 @@ pub struct Rule {
     /// The ends of the dims of each tensor among those of all.
     tensors: Vec<u32>,
     /// The ends of the factors of each dim in `numbers`.
-    pub(super) dims: Vec<u32>,
+    dims: Vec<u32>,
     /// The factors of all dims of all tensors.
-    pub(super) numbers: Vec<u32>,
+    numbers: Vec<u32>,
 }
 
 impl Rule {
@@ -208,23 +208,20 @@ impl Rule {
 /// A rule in the making.
 #[derive(Debug)]
 pub(crate) struct Builder {
-    ranks: Vec<u32>,
-    operands: usize,
-    factors: Vec<Factor>,
-    reduction: Reduction,
+    pub(super) ranks: Vec<u32>,
+    pub(super) operands: usize,
+    pub(super) factors: Vec<Factor>,
+    pub(super) reduction: Reduction,
     /// Tensor, dim, factor.
-    placed: Vec<[u32; 3]>,
+    pub(super) placed: Vec<[u32; 3]>,
 }
 
 impl Builder {
     pub(crate) fn new<'a>(operands: &[&'a [i64]], results: &[&'a [i64]]) -> Self {
-        let ranks = operands.iter().chain(results).map(|shape| shape.len() as u32).collect();
-        Self::of_ranks(ranks, operands.len())
-    }
-
-    pub(crate) fn of_ranks(ranks: Vec<u32>, operands: usize) -> Self {
+        let ranks: Vec<u32> = operands.iter().chain(results).map(|shape| shape.len() as u32).collect();
         let placed = Vec::with_capacity(ranks.iter().sum::<u32>() as usize);
-        Self { ranks, operands, factors: Vec::with_capacity(8), reduction: Reduction::Add, placed }
+        let (operands, factors) = (operands.len(), Vec::with_capacity(8));
+        Self { ranks, operands, factors, reduction: Reduction::Add, placed }
     }
 
     pub(crate) fn reduced_by(&mut self, reduction: Reduction) {
@@ -239,9 +236,7 @@ impl Builder {
                 self.placed.push([tensor, dim, number]);
             }
         }
-        self.factors.push(Factor { size, kind, blocked: false });
-        let last = self.factors.len() - 1;
-        &mut self.factors[last]
+        self.push(size, kind)
     }
 
     /// A factor at this dim of every tensor that has dims.
@@ -249,6 +244,10 @@ impl Builder {
         let number = self.factors.len() as u32;
         let ranked = self.ranks.iter().enumerate().filter(|(_, rank)| **rank > 0);
         self.placed.extend(ranked.map(|(tensor, _)| [tensor as u32, dim as u32, number]));
+        self.push(size, kind)
+    }
+
+    fn push(&mut self, size: i64, kind: Kind) -> &mut Factor {
         self.factors.push(Factor { size, kind, blocked: false });
         let last = self.factors.len() - 1;
         &mut self.factors[last]

@@ -67,8 +67,7 @@ impl Rule {
         let sides = plain.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
         let (operands, results) = sides.and_then(|rest| rest.split_once(")->(")).ok_or_else(|| refused(form))?;
         let mut names: Vec<&str> = order.to_vec();
-        let mut tensors: Vec<Vec<Vec<usize>>> = Vec::new();
-        let mut count = 0;
+        let (mut ranks, mut placed, mut count) = (Vec::new(), Vec::new(), 0);
         for (side, result) in [(operands, false), (results, true)] {
             let inside = side.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
             let texts: Vec<&str> = match inside {
@@ -76,23 +75,19 @@ impl Rule {
                 None if side.is_empty() && !result => Vec::new(),
                 None => return Err(refused(form)),
             };
+            count += if result { 0 } else { texts.len() };
             for tensor in texts {
                 let dims: Vec<&str> = if tensor.is_empty() { Vec::new() } else { tensor.split(',').collect() };
-                let mut of_tensor = Vec::new();
-                for dim in dims {
-                    let factors = split(dim).ok_or_else(|| refused(form))?;
-                    let mut of_dim = Vec::new();
-                    for factor in factors {
+                for (at, dim) in dims.iter().enumerate() {
+                    for factor in split(dim).ok_or_else(|| refused(form))? {
                         let known = names.iter().position(|name| *name == factor);
-                        of_dim.push(known.unwrap_or(names.len()));
                         if known.is_none() {
                             names.push(factor);
                         }
+                        placed.push([ranks.len() as u32, at as u32, known.unwrap_or(names.len() - 1) as u32]);
                     }
-                    of_tensor.push(of_dim);
                 }
-                tensors.push(of_tensor);
-                count += usize::from(!result);
+                ranks.push(dims.len() as u32);
             }
         }
         let mut factors = vec![Factor { size: UNKNOWN, kind: Kind::Pass, blocked: false }; names.len()];
@@ -120,24 +115,9 @@ impl Rule {
             }
             factors[number(name)?].size = *size;
         }
-        let rule = Self::of_dims(&tensors, count, factors, reduction);
+        let rule = Builder { ranks, operands: count, factors, reduction, placed }.build();
         rule.check().map_err(|why| refused(&why))?;
         Ok(rule)
-    }
-
-    fn of_dims(tensors: &[Vec<Vec<usize>>], operands: usize, factors: Vec<Factor>, reduction: Reduction) -> Self {
-        let ranks = tensors.iter().map(|tensor| tensor.len() as u32).collect();
-        let mut builder = Builder::of_ranks(ranks, operands);
-        builder.reduced_by(reduction);
-        let mut rule = builder.build();
-        rule.factors = factors;
-        rule.numbers.clear();
-        rule.dims.clear();
-        for dim in tensors.iter().flatten() {
-            rule.numbers.extend(dim.iter().map(|number| *number as u32));
-            rule.dims.push(rule.numbers.len() as u32);
-        }
-        rule
     }
 
     /// Checks that it is one: each factor once in a tensor, one that is summed in no result.

@@ -8,9 +8,7 @@ use std::{
 use super::{
     axes,
     flow::{Flow, Node, Part, Way},
-    op::{Conflict as OpConflict, of_cuts},
-    project::{Specs, project},
-    settle,
+    project::Specs,
 };
 use crate::{
     computation::Ruled,
@@ -178,10 +176,13 @@ impl Explicit<'_> {
             let Some((first, _)) = axes[..at].iter().find(|(_, other)| axis.overlaps(*other) || axis == other) else {
                 continue;
             };
-            let has = |specs: &Specs| specs.iter().flatten().any(|other| other == axis);
-            let operands = (0..self.specs.len()).filter(|operand| has(&self.specs[*operand])).collect();
-            let name = self.axes(&[*axis]);
-            return Err((format!("{name} would cut dims {first} and {dim} of the result"), operands));
+            let of_operand = |at: usize| {
+                let dim = self.specs[at].iter().position(|spec| spec.contains(axis))?;
+                Some((at, format!("dim {dim} of operands[{at}]")))
+            };
+            let (operands, places): (Vec<usize>, Vec<String>) = (0..self.specs.len()).filter_map(of_operand).unzip();
+            let (name, cut) = (self.axes(&[*axis]), places.join(" and "));
+            return Err((format!("{name} would cut dims {first} and {dim} of the result: it cuts {cut}"), operands));
         }
         let of = |shape: &&[i64]| {
             if shape.len() == found.len() { found.clone() } else { vec![Vec::new(); shape.len()] }
@@ -320,26 +321,27 @@ impl Explicit<'_> {
         Ok(Specs::clone(&self.specs[0]))
     }
 
+    /// A factor is cut as in the first operand that has it; one that is summed may be cut in one operand only.
     fn product(&self) -> Result<Specs, Conflict> {
-        let rule = &self.ruled.rule;
-        let of = |tensor| project(rule, tensor, Some(&self.specs[tensor]), true);
-        let cuts = settle::product(rule, &[of(0), of(1)]);
-        let dim = |operand, factor| self.dim(operand, factor as u32).unwrap_or(0);
-        cuts.map(|cuts| of_cuts(rule, 2, &cuts)).map_err(|conflict| match conflict {
-            OpConflict::Differ { factor, operands: [one, other] } => {
-                self.differ((one, dim(one, factor)), (other, dim(other, factor)))
-            }
-            OpConflict::Ambiguous { factor } => {
+        let factors = self.ruled.rule.factors();
+        let of_kind = |kind| (0..factors.len()).filter(move |factor| factors[*factor].kind == kind);
+        let places =
+            |factor: usize| (0..self.specs.len()).filter_map(move |at| Some((at, self.dim(at, factor as u32)?)));
+        for factor in of_kind(Kind::Pass).chain(of_kind(Kind::Sum)) {
+            self.agreed(places(factor))?;
+        }
+        for factor in of_kind(Kind::Sum) {
+            let cut: Vec<_> = places(factor).filter(|(at, dim)| !self.specs[*at][*dim].is_empty()).collect();
+            if let [first, (other, dim)] = cut[..] {
                 let why = format!(
-                    "{}, and so is dim {} of operands[1], and both are summed: the result may be whole, cut or left as \
-                     addends",
-                    self.text(0, dim(0, factor)),
-                    dim(1, factor)
+                    "{}, and so is dim {dim} of operands[{other}], and both are summed: the result may be whole, cut or left \
+                     as addends",
+                    self.text(first.0, first.1)
                 );
-                (why, vec![0, 1])
+                return Err((why, vec![first.0, other]));
             }
-            other => (format!("{other:?}"), vec![0, 1]),
-        })
+        }
+        Ok(self.passed(self.specs.len()))
     }
 
     /// Dims that the first operand does not have must be whole.

@@ -370,35 +370,8 @@ impl Ops {
                     self.push_edge(Part::Result, place, vec![value, *result], times)?;
                 }
             }
-            Does::Loop(body, trips) => {
-                let inner = self.taken(body);
-                for (value, result) in inner.iter().zip(results) {
-                    self.same[*value] = *result;
-                }
-                let first = self.nodes.len();
-                let made = self.body(body, &inner, times.saturating_mul(*trips), Some(place))?;
-                let bounds = vec![first, self.nodes.len()];
-                self.bodies.push(Bodies { bounds, inner, trips: Some(*trips), decides: None });
-                for ((value, made), result) in operands.iter().zip(made).zip(results) {
-                    self.push_edge(Part::Result, place, vec![*value, made, *result], times)?;
-                }
-            }
-            Does::While(bodies) => {
-                let (mut bounds, mut inner, mut made) = (vec![self.nodes.len()], Vec::new(), Vec::new());
-                for (number, body) in bodies.iter().enumerate() {
-                    let taken = self.taken(body);
-                    for (value, result) in taken.iter().zip(results) {
-                        self.same[*value] = *result;
-                    }
-                    made.push(self.inside(body, &taken, place, number)?);
-                    bounds.push(self.nodes.len());
-                    inner.extend(taken);
-                }
-                self.bodies.push(Bodies { bounds, inner, trips: None, decides: Some(made[0][0]) });
-                for ((value, made), result) in operands.iter().zip(&made[1]).zip(results) {
-                    self.push_edge(Part::Result, place, vec![*value, *made, *result], times)?;
-                }
-            }
+            Does::Loop(body, trips) => self.looped(&[body], Some(*trips), operands, results, times, place)?,
+            Does::While([test, body]) => self.looped(&[test, body], None, operands, results, times, place)?,
             Does::Case(branches) => {
                 let (mut bounds, mut made) = (vec![self.nodes.len()], Vec::new());
                 for (number, branch) in branches.iter().enumerate() {
@@ -421,6 +394,38 @@ impl Ops {
                 let values = [&operands, results].concat();
                 self.nodes.push(Node { ruled, way, values, part: Part::Op, place, times });
             }
+        }
+        Ok(())
+    }
+
+    /// Adds a loop: a body that is computed so many times, or a test and a body, whose inputs have the layouts of its results.
+    fn looped(
+        &mut self,
+        bodies: &[&Arc<Computation>],
+        trips: Option<i64>,
+        operands: Vec<usize>,
+        results: &[usize],
+        times: i64,
+        place: usize,
+    ) -> Result<()> {
+        let (mut bounds, mut inner, mut made) = (vec![self.nodes.len()], Vec::new(), Vec::new());
+        for (number, body) in bodies.iter().enumerate() {
+            let taken = self.taken(body);
+            for (value, result) in taken.iter().zip(results) {
+                self.same[*value] = *result;
+            }
+            made.push(match trips {
+                Some(trips) => self.body(body, &taken, times.saturating_mul(trips), Some(place))?,
+                None => self.inside(body, &taken, place, number)?,
+            });
+            bounds.push(self.nodes.len());
+            inner.extend(taken);
+        }
+        let last = made.len() - 1;
+        let decides = (last > 0).then(|| made[0][0]);
+        self.bodies.push(Bodies { bounds, inner, trips, decides });
+        for ((value, made), result) in operands.into_iter().zip(&made[last]).zip(results) {
+            self.push_edge(Part::Result, place, vec![value, *made, *result], times)?;
         }
         Ok(())
     }

@@ -32,5 +32,5 @@ mod whole;
 pub use explicit::Disagreement;
 pub use flow::{Bodies, Flow, Made, Node, Ops, Part, Start, Way};
 pub use lower::{Lowered, Propagated, propagate};
-pub use op::{Conflict, Op, Policy, Settled, Specs};
+pub use op::{Op, Policy, Settled, Specs};
 pub use settle::settle;

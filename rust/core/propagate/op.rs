@@ -52,35 +52,6 @@ pub struct Settled {
     pub summed: Vec<SubAxis>,
 }
 
-/// Why [`Policy::Explicit`] gives no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Conflict {
-    /// Two operands cut one factor differently.
-    Differ {
-        /// The factor.
-        factor: usize,
-        /// The operands.
-        operands: [usize; 2],
-    },
-    /// A factor that is summed is cut, so that the result may be cut or not, or left as addends.
-    Ambiguous {
-        /// The factor.
-        factor: usize,
-    },
-    /// A part of an axis would cut two factors of a result.
-    Twice {
-        /// The factors.
-        factors: [usize; 2],
-    },
-    /// No way to compute leaves addends over the axes that are to stay.
-    NotSummed,
-    /// An operand has no layout.
-    Open {
-        /// Which.
-        operand: usize,
-    },
-}
-
 impl Settled {
     pub(super) fn new(rule: &Rule, cuts: Vec<Vec<SubAxis>>, layouts: Vec<Specs>) -> Self {
         let local = (0..rule.tensors()).map(|tensor| of_cuts(rule, tensor, &cuts)).collect();

@@ -49,12 +49,6 @@ impl FactorRule {
         })
     }
 
-    /// The text of the rule.
-    #[getter]
-    fn text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok(self.core.to_string()))
-    }
-
     /// For each operand and result, for each dim the numbers of its factors.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {

@@ -10,8 +10,8 @@ use shardwise_core::{
     computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
-        Bodies, Conflict, Flow, Lowered, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way,
-        propagate, settle as settled,
+        Bodies, Flow, Lowered, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
+        settle as settled,
     },
     sub_axis::SubAxis,
 };
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Says how an op computes with tensors of these layouts, each the axes of its dims or none: the cuts of its factors, the layouts
-/// of its tensors, those that it computes with, the axes of addends; or a conflict as its name, factors and operands.
+/// of its tensors, those that it computes with, the axes of addends; none if none leaves addends over the axes that are to stay.
 #[pyfunction]
 #[pyo3(signature = (mesh, rule, shapes, layouts, itemsizes, kept, policy, /))]
 #[allow(clippy::too_many_arguments, reason = "they are what an op is, and it is asked in one place")]
@@ -37,7 +37,7 @@ pub(crate) fn settle<'py>(
     itemsizes: &Bound<'py, PyAny>,
     kept: &Bound<'py, PyAny>,
     policy: &str,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
     guard(|| {
         let policy = policy_named(policy)?;
         let shapes = listed("shapes", shapes)?;
@@ -56,16 +56,13 @@ pub(crate) fn settle<'py>(
         let kept = axes(mesh, kept)?;
         let (layouts, itemsizes, kept) = (layouts.as_slice(), itemsizes.as_slice(), kept.as_slice());
         let op = Op { mesh, rule: &rule, shapes: &shapes, layouts, itemsizes, kept };
-        let found = match py.detach(|| settled(op, policy)).map_err(to_py)? {
-            Ok(found) => found,
-            Err(conflict) => return described(conflict).into_pyobject(py),
-        };
+        let Some(found) = py.detach(|| settled(op, policy)).map_err(to_py)? else { return Ok(None) };
         let names = |specs: &[Vec<SubAxis>]| named(py, mesh, specs);
         let all = |layouts: &[Specs]| {
             PyTuple::new(py, layouts.iter().map(|specs| names(specs)).collect::<PyResult<Vec<_>>>()?)
         };
         let summed = PyTuple::new(py, texts(mesh, &found.summed))?;
-        (names(&found.cuts)?, all(&found.layouts)?, all(&found.local)?, summed).into_pyobject(py)
+        (names(&found.cuts)?, all(&found.layouts)?, all(&found.local)?, summed).into_pyobject(py).map(Some)
     })
 }
 
@@ -333,16 +330,6 @@ fn policy_named(policy: &str) -> PyResult<Policy> {
         "shardy" => Ok(Policy::Shardy),
         "least" => Ok(Policy::Least),
         other => Err(PyValueError::new_err(format!("policy is {other:?}"))),
-    }
-}
-
-fn described(conflict: Conflict) -> (&'static str, Vec<usize>, Vec<usize>) {
-    match conflict {
-        Conflict::Differ { factor, operands } => ("differ", vec![factor], operands.to_vec()),
-        Conflict::Ambiguous { factor } => ("ambiguous", vec![factor], Vec::new()),
-        Conflict::Twice { factors } => ("twice", factors.to_vec(), Vec::new()),
-        Conflict::NotSummed => ("not summed", Vec::new(), Vec::new()),
-        Conflict::Open { operand } => ("open", Vec::new(), vec![operand]),
     }
 }
 

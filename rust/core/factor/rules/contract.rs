@@ -81,23 +81,26 @@ pub(super) fn reduce(given: Given<'_>) -> Result<Rule> {
     Ok(builder.build())
 }
 
+/// The number of windows of a size, so far apart, in a padded dim; none if there is no such dim.
+fn windows_of(size: i64, window: i64, stride: i64, [low, high]: [i64; 2]) -> Option<i64> {
+    let padded = size.checked_add(low)?.checked_add(high).filter(|_| stride >= 1)?;
+    Some(if padded < window { 0 } else { (padded - window) / stride + 1 })
+}
+
 /// For each dim the number of windows, and whether each window is one element with nothing around it.
 fn windows(given: Given<'_>, shape: &[i64]) -> Result<Vec<(i64, bool)>> {
     let rank = shape.len();
-    let (window, ones) = (given.of.each("window_dimensions", rank)?, vec![1; rank]);
-    let strides = match given.of.integers_or("window_strides")? {
-        [] => &ones,
-        _ => given.of.each("window_strides", rank)?,
-    };
+    let window = given.of.each("window_dimensions", rank)?;
+    let strides = given.of.each_or_ones("window_strides", rank)?;
     let padding = given.of.pairs("padding")?;
     given.ensure(padding.len() == rank, || format!("`padding` has {} pairs for {rank} dims", padding.len()))?;
     let of = |dim: usize| {
         let (size, window, stride, [low, high]) = (shape[dim], window[dim], strides[dim], padding[dim]);
-        let padded = size.checked_add(low).and_then(|size| size.checked_add(high)).unwrap_or(-1);
-        given.ensure(window >= 1 && stride >= 1 && padded >= 0, || {
-            format!("dim {dim} has windows of {window}, {stride} apart, in {size} padded by {low} and {high}")
+        let count = windows_of(size, window, stride, [low, high]).filter(|_| window >= 1 && size + low + high >= 0);
+        let count = count.ok_or_else(|| {
+            let padded = format!("in {size} padded by {low} and {high}");
+            given.of.refused(format!("dim {dim} has windows of {window}, {stride} apart, {padded}"))
         })?;
-        let count = if padded < window { 0 } else { (padded - window) / stride + 1 };
         Ok((count, (window, stride, low, high) == (1, 1, 0, 0)))
     };
     (0..rank).map(of).collect()
@@ -166,28 +169,16 @@ pub(super) fn convolution(given: Given<'_>) -> Result<Rule> {
         format!("{lhs:?} and {rhs:?} with {groups} feature and {batches} batch groups do not give {out:?}")
     })?;
     let rank = spatial.len();
-    let ones = vec![1; rank];
-    let or_ones = |name| match of.integers_or(name)? {
-        [] => Ok(&ones[..]),
-        _ => of.each(name, rank),
-    };
-    let (strides, padding) = (or_ones("window_strides")?, of.pairs("padding")?);
-    let (spread, apart) = (or_ones("lhs_dilation")?, or_ones("rhs_dilation")?);
+    let (strides, padding) = (of.each_or_ones("window_strides", rank)?, of.pairs("padding")?);
+    let (spread, apart) = (of.each_or_ones("lhs_dilation", rank)?, of.each_or_ones("rhs_dilation", rank)?);
     given.ensure(padding.len() == rank, || format!("`padding` has {} pairs for {rank} spatial dims", padding.len()))?;
     for at in 0..rank {
         let dilated = |size: i64, by: i64| if size == 0 { Some(0) } else { (size - 1).checked_mul(by)?.checked_add(1) };
-        let [low, high] = padding[at];
-        let count = || {
-            let padded = dilated(lhs[spatial[at]], spread[at])?.checked_add(low)?.checked_add(high)?;
-            let window = dilated(rhs[kernel[at]], apart[at])?;
-            if strides[at] < 1 {
-                None
-            } else {
-                Some(if padded < window { 0 } else { (padded - window) / strides[at] + 1 })
-            }
-        };
-        given.ensure(count() == Some(out[out_spatial[at]]), || {
-            format!("spatial dim {at} of the result is {}, from its operands {:?}", out[out_spatial[at]], count())
+        let (image, window) = (dilated(lhs[spatial[at]], spread[at]), dilated(rhs[kernel[at]], apart[at]));
+        let pair = image.zip(window);
+        let count = pair.and_then(|(image, window)| windows_of(image, window, strides[at], padding[at]));
+        given.ensure(count == Some(out[out_spatial[at]]), || {
+            format!("spatial dim {at} of the result is {}, from its operands {count:?}", out[out_spatial[at]])
         })?;
     }
 

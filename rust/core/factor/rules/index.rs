@@ -80,55 +80,24 @@ pub(super) fn top_k(given: Given<'_>) -> Result<Rule> {
 
 pub(super) fn gather(given: Given<'_>) -> Result<Rule> {
     given.counted(2, 1)?;
-    let (operand, indices, result) = (given.operands[0], given.operands[1], given.results[0]);
-    let sizes = given.of.each("slice_sizes", operand.len())?;
-    let mut builder = given.builder();
-    let windows = Windows::new(
-        given,
-        "offset_dims",
-        "collapsed_slice_dims",
-        ["operand_batching_dims", "start_indices_batching_dims"],
-    )?;
-    let with = |input: Option<usize>, index: Option<usize>, slices: Option<usize>| {
-        let place = |tensor: usize, dim: Option<usize>| dim.map(|dim| (tensor, dim));
-        [place(0, input), place(1, index), place(2, slices)].into_iter().flatten().collect::<Vec<_>>()
+    let sizes = given.of.each("slice_sizes", given.operands[0].len())?;
+    let kinds = |place: Place, size: i64, part: i64| match place {
+        Place::Window { input, slices } if part != sizes[input] => Err(given
+            .of
+            .refused(format!("dim {slices} of the result is {part}, the slices have {} of {size}", sizes[input]))),
+        Place::Window { .. } if part == 1 => Ok(Window::Apart(Kind::Sum)),
+        Place::Window { .. } => Ok(Window::Together(Kind::Whole)),
+        Place::Batch { .. } => Ok(Window::Together(Kind::Pass)),
+        Place::Collapsed { .. } => Ok(Window::Together(if size == 1 { Kind::Whole } else { Kind::Sum })),
     };
-    for place in windows.places(given, operand, indices, result)? {
-        match place {
-            Place::Window { input, slices } => {
-                let (size, part) = (operand[input], result[slices]);
-                given.ensure(part == sizes[input] && part <= size, || {
-                    format!("dim {slices} of the result is {part}, the slices have {} of {size}", sizes[input])
-                })?;
-                if size == part {
-                    builder.factor(&with(Some(input), None, Some(slices)), size, Kind::Pass);
-                } else if part == 1 {
-                    builder.factor(&with(Some(input), None, None), size, Kind::Sum);
-                    builder.factor(&with(None, None, Some(slices)), part, Kind::Whole);
-                } else {
-                    builder.factor(&with(Some(input), None, Some(slices)), size, Kind::Whole).blocked = true;
-                }
-            }
-            Place::Batch { input, index, slices } => {
-                builder.factor(&with(input, Some(index), Some(slices)), result[slices], Kind::Pass);
-            }
-        }
-    }
-    for dim in &windows.collapsed {
-        let kind = if operand[*dim] == 1 { Kind::Whole } else { Kind::Sum };
-        builder.factor(&[(0, *dim)], operand[*dim], kind);
-    }
-    if windows.vector < indices.len() {
-        builder.factor(&[(1, windows.vector)], indices[windows.vector], Kind::Whole);
-    }
-    Ok(builder.build())
+    looked_up(given, [&[0], &[1], &[2]], Reduction::Add, kinds)
 }
 
 pub(super) fn scatter(given: Given<'_>) -> Result<Rule> {
     let inputs = given.results.len();
     given.counted(2 * inputs + 1, inputs)?;
     given.at_least_one(inputs)?;
-    let (operand, indices, updates) = (given.operands[0], given.operands[inputs], given.operands[inputs + 1]);
+    let (operand, updates) = (given.operands[0], given.operands[inputs + 1]);
     for input in 0..inputs {
         given.operand(input, operand)?;
         given.operand(inputs + 1 + input, updates)?;
@@ -140,127 +109,121 @@ pub(super) fn scatter(given: Given<'_>) -> Result<Rule> {
         let names: Vec<_> = Reduction::ALL.iter().map(|(_, name)| *name).collect();
         format!("`body` is {body:?}; it is \"assign\" or one of {names:?}")
     })?;
-    let mut builder = given.builder();
-    builder.reduced_by(reduction.unwrap_or(Reduction::Add));
-    let windows = Windows::new(
-        given,
-        "offset_dims",
-        "collapsed_slice_dims",
-        ["operand_batching_dims", "start_indices_batching_dims"],
-    )?;
-    let with = |input: Option<usize>, index: Option<usize>, slices: Option<usize>| {
-        let mut at = Vec::with_capacity(3 * inputs + 1);
-        at.extend((0..inputs).filter_map(|number| input.map(|dim| (number, dim))));
-        at.extend(index.map(|dim| (inputs, dim)));
-        at.extend((0..inputs).filter_map(|number| slices.map(|dim| (inputs + 1 + number, dim))));
-        at.extend((0..inputs).filter_map(|number| input.map(|dim| (2 * inputs + 1 + number, dim))));
-        at
+    let kinds = |place: Place, _: i64, _: i64| {
+        Ok(match place {
+            Place::Window { .. } => Window::Apart(Kind::Whole),
+            // Each device adds its updates; where the last one counts it needs them all.
+            Place::Batch { input: None, .. } if reduction.is_some() => Window::Together(Kind::Sum),
+            Place::Batch { input: None, .. } => Window::Together(Kind::Whole),
+            Place::Batch { .. } | Place::Collapsed { .. } => Window::Together(Kind::Pass),
+        })
     };
-    for place in windows.places(given, operand, indices, updates)? {
-        match place {
-            Place::Window { input, slices } => {
-                let (size, part) = (operand[input], updates[slices]);
-                given.ensure(part <= size, || format!("dim {slices} of the updates is {part}, of {size}"))?;
-                if size == part {
-                    builder.factor(&with(Some(input), None, Some(slices)), size, Kind::Pass);
-                } else {
-                    builder.factor(&with(Some(input), None, None), size, Kind::Whole);
-                    builder.factor(&with(None, None, Some(slices)), part, Kind::Whole);
-                }
-            }
-            Place::Batch { input, index, slices } => {
-                // Each device adds its updates; where the last one counts it needs them all.
-                let kind = match (input, reduction) {
-                    (Some(_), _) => Kind::Pass,
-                    (None, Some(_)) => Kind::Sum,
-                    (None, None) => Kind::Whole,
-                };
-                builder.factor(&with(input, Some(index), Some(slices)), updates[slices], kind);
-            }
-        }
-    }
-    for dim in &windows.collapsed {
-        builder.factor(&with(Some(*dim), None, None), operand[*dim], Kind::Pass);
-    }
-    if windows.vector < indices.len() {
-        builder.factor(&with(None, Some(windows.vector), None), indices[windows.vector], Kind::Whole);
-    }
-    Ok(builder.build())
+    let held: Vec<usize> = (0..inputs).chain(2 * inputs + 1..3 * inputs + 1).collect();
+    let updated: Vec<usize> = (inputs + 1..2 * inputs + 1).collect();
+    looked_up(given, [&held, &[inputs], &updated], reduction.unwrap_or(Reduction::Add), kinds)
 }
 
-/// The dims of a gather or scatter.
-struct Windows {
-    /// The dims of the slices that are within a window.
-    offset: Vec<usize>,
-    /// The dims of the operand that a window has one element of.
-    collapsed: Vec<usize>,
-    /// The dims that operand and indices have in common.
-    batch: [Vec<usize>; 2],
-    /// The dim of the indices that lists the coordinates of one; their rank, if each is a number.
-    vector: usize,
-}
-
-/// A dim of the slices.
+/// A dim of the slices, or of the operand alone.
+#[derive(Clone, Copy)]
 enum Place {
     /// A dim of the operand's windows.
     Window { input: usize, slices: usize },
     /// A dim of the indices, and perhaps of the operand.
     Batch { input: Option<usize>, index: usize, slices: usize },
+    /// A dim of the operand of which a window has one element.
+    Collapsed { input: usize },
 }
 
-impl Windows {
-    fn new(given: Given<'_>, offset: &str, collapsed: &str, batch: [&str; 2]) -> Result<Self> {
-        let inputs = if given.of.op == "scatter" { given.results.len() } else { 1 };
-        let (operand, indices) = (given.operands[0], given.operands[inputs]);
-        let slices = if given.of.op == "scatter" { given.operands[inputs + 1] } else { given.results[0] };
-        let vector = given.of.integer("index_vector_dim")?;
-        given.ensure((0..=indices.len() as i64).contains(&vector), || {
-            format!("`index_vector_dim` is {vector}; the indices have {} dims", indices.len())
-        })?;
-        Ok(Self {
-            offset: given.of.dims(offset, slices.len())?,
-            collapsed: given.of.dims(collapsed, operand.len())?,
-            batch: [given.of.dims(batch[0], operand.len())?, given.of.dims(batch[1], indices.len())?],
-            vector: vector as usize,
-        })
-    }
+/// The factors of a place: one in all its tensors, or for a window of which a slice has a part one in the operand, and one in the
+/// slices, which is whole.
+enum Window {
+    Together(Kind),
+    Apart(Kind),
+}
 
-    fn places(&self, given: Given<'_>, operand: &[i64], indices: &[i64], slices: &[i64]) -> Result<Vec<Place>> {
-        let windows: Vec<usize> =
-            (0..operand.len()).filter(|dim| !self.collapsed.contains(dim) && !self.batch[0].contains(dim)).collect();
-        let batches: Vec<usize> = (0..indices.len()).filter(|dim| *dim != self.vector).collect();
-        given.ensure(
-            self.batch[0].len() == self.batch[1].len()
-                && windows.len() == self.offset.len()
-                && batches.len() == slices.len() - self.offset.len(),
-            || {
-                format!(
-                    "operand {operand:?}, indices {indices:?} and slices {slices:?} do not fit: {} dims of the operand are \
-                     in windows, the slices have {} such dims and {} others",
-                    windows.len(),
-                    self.offset.len(),
-                    slices.len() - self.offset.len()
-                )
-            },
-        )?;
-        let (mut windows, mut batches) = (windows.into_iter(), batches.into_iter());
-        let place = |slices: usize| {
-            if self.offset.contains(&slices) {
-                return Some(Place::Window { input: windows.next()?, slices });
-            }
-            let index = batches.next()?;
-            let input = self.batch[1].iter().position(|dim| *dim == index).map(|at| self.batch[0][at]);
-            Some(Place::Batch { input, index, slices })
+/// The rule of a gather or scatter, of tensors with the dims of the operand, of the indices and of the slices.
+fn looked_up(
+    given: Given<'_>,
+    tensors: [&[usize]; 3],
+    reduction: Reduction,
+    kinds: impl Fn(Place, i64, i64) -> Result<Window>,
+) -> Result<Rule> {
+    let shape = |tensors: &[usize]| {
+        let at = tensors[0];
+        given.operands.get(at).unwrap_or_else(|| &given.results[at - given.operands.len()])
+    };
+    let (operand, indices, slices) = (shape(tensors[0]), shape(tensors[1]), shape(tensors[2]));
+    let vector = given.of.integer("index_vector_dim")?;
+    given.ensure((0..=indices.len() as i64).contains(&vector), || {
+        format!("`index_vector_dim` is {vector}; the indices have {} dims", indices.len())
+    })?;
+    let vector = vector as usize;
+    let mut builder = given.builder();
+    builder.reduced_by(reduction);
+    let mut factor = |dims: [Option<usize>; 3], size: i64, kind: Kind, blocked: bool| {
+        let at = |(tensors, dim): (&[usize], Option<usize>)| {
+            tensors.iter().filter_map(move |tensor| Some((*tensor, dim?))).collect::<Vec<_>>()
         };
-        let places: Vec<Place> = (0..slices.len()).map_while(place).collect();
-        for place in &places {
-            if let Place::Batch { input, index, slices: dim } = place {
-                let sizes = (indices[*index], slices[*dim], input.map(|input| operand[input]));
-                given.ensure(sizes.0 == sizes.1 && sizes.2.is_none_or(|size| size == sizes.0), || {
-                    format!("dim {dim} of the slices is {}, dim {index} of the indices {}", sizes.1, sizes.0)
-                })?;
+        let mut places: Vec<_> = tensors.into_iter().zip(dims).flat_map(at).collect();
+        places.sort_unstable();
+        builder.factor(&places, size, kind).blocked = blocked;
+    };
+    for place in places(given, vector, [operand, indices, slices])? {
+        let (dims, size, part) = match place {
+            Place::Window { input, slices: to } => ([Some(input), None, Some(to)], operand[input], slices[to]),
+            Place::Batch { input, index, slices: to } => ([input, Some(index), Some(to)], slices[to], slices[to]),
+            Place::Collapsed { input } => ([Some(input), None, None], operand[input], operand[input]),
+        };
+        given.ensure(part <= size, || format!("dim {:?} of the slices is {part}, of {size}", dims[2]))?;
+        let partly = matches!(place, Place::Window { .. });
+        match kinds(place, size, part)? {
+            _ if partly && size == part => factor(dims, size, Kind::Pass, false),
+            Window::Together(kind) => factor(dims, size, kind, partly),
+            Window::Apart(kind) => {
+                factor([dims[0], None, None], size, kind, false);
+                factor([None, None, dims[2]], part, Kind::Whole, false);
             }
         }
-        Ok(places)
     }
+    if vector < indices.len() {
+        factor([None, Some(vector), None], indices[vector], Kind::Whole, false);
+    }
+    Ok(builder.build())
+}
+
+/// The dims of the slices in their order, then those of the operand of which a window has one element.
+fn places(given: Given<'_>, vector: usize, [operand, indices, slices]: [&[i64]; 3]) -> Result<Vec<Place>> {
+    let offset = given.of.dims("offset_dims", slices.len())?;
+    let collapsed = given.of.dims("collapsed_slice_dims", operand.len())?;
+    let batch = given.of.dims("operand_batching_dims", operand.len())?;
+    let of_indices = given.of.dims("start_indices_batching_dims", indices.len())?;
+    let windows: Vec<usize> =
+        (0..operand.len()).filter(|dim| !collapsed.contains(dim) && !batch.contains(dim)).collect();
+    let batches: Vec<usize> = (0..indices.len()).filter(|dim| *dim != vector).collect();
+    let others = slices.len() - offset.len();
+    let fits = batch.len() == of_indices.len() && windows.len() == offset.len() && batches.len() == others;
+    given.ensure(fits, || {
+        format!(
+            "operand {operand:?}, indices {indices:?} and slices {slices:?} do not fit: {} dims of the operand are in \
+             windows, the slices have {} such dims and {others} others",
+            windows.len(),
+            offset.len()
+        )
+    })?;
+    let (mut windows, mut batches) = (windows.into_iter(), batches.into_iter());
+    let mut found = Vec::with_capacity(slices.len() + collapsed.len());
+    for (dim, size) in slices.iter().enumerate() {
+        if offset.contains(&dim) {
+            found.extend(windows.next().map(|input| Place::Window { input, slices: dim }));
+        } else if let Some(index) = batches.next() {
+            let input = of_indices.iter().position(|other| *other == index).map(|at| batch[at]);
+            let fits = indices[index] == *size && input.is_none_or(|input| operand[input] == *size);
+            given.ensure(fits, || {
+                format!("dim {dim} of the slices is {size}, dim {index} of the indices {}", indices[index])
+            })?;
+            found.push(Place::Batch { input, index, slices: dim });
+        }
+    }
+    found.extend(collapsed.into_iter().map(|input| Place::Collapsed { input }));
+    Ok(found)
 }

@@ -11,7 +11,7 @@ use super::{
     attributes::{Attributes, Of},
     rule::{Kind, Rule},
 };
-use crate::error::Result;
+use crate::{error::Result, shown};
 
 /// The ops that compute each element of a result from the elements at its place.
 const ELEMENTWISE: [&str; 62] = [
@@ -79,45 +79,48 @@ const ELEMENTWISE: [&str; 62] = [
     "xor",
 ];
 
-/// The others.
-const OTHERS: [&str; 26] = [
-    "batch_norm_inference",
-    "bitcast_convert",
-    "broadcast_in_dim",
-    "cholesky",
-    "concatenate",
-    "convolution",
-    "dot_general",
-    "dynamic_slice",
-    "dynamic_update_slice",
-    "eigh",
-    "fft",
-    "gather",
-    "pad",
-    "qr",
-    "reduce",
-    "reduce_window",
-    "reshape",
-    "reverse",
-    "rng_bit_generator",
-    "scatter",
-    "select_and_scatter",
-    "slice",
-    "sort",
-    "top_k",
-    "transpose",
-    "triangular_solve",
+/// The rule of an op.
+type Known = fn(Given<'_>) -> Result<Rule>;
+
+/// The others, with their rules.
+const OTHERS: [(&str, Known); 26] = [
+    ("batch_norm_inference", linalg::batch_norm_inference),
+    ("bitcast_convert", shape::bitcast_convert),
+    ("broadcast_in_dim", shape::broadcast_in_dim),
+    ("cholesky", linalg::cholesky),
+    ("concatenate", shape::concatenate),
+    ("convolution", contract::convolution),
+    ("dot_general", contract::dot_general),
+    ("dynamic_slice", index::dynamic_slice),
+    ("dynamic_update_slice", index::dynamic_update_slice),
+    ("eigh", linalg::eigh),
+    ("fft", linalg::fft),
+    ("gather", index::gather),
+    ("pad", shape::pad),
+    ("qr", linalg::qr),
+    ("reduce", contract::reduce),
+    ("reduce_window", contract::reduce_window),
+    ("reshape", shape::reshape),
+    ("reverse", shape::reverse),
+    ("rng_bit_generator", linalg::rng_bit_generator),
+    ("scatter", index::scatter),
+    ("select_and_scatter", contract::select_and_scatter),
+    ("slice", shape::slice),
+    ("sort", index::sort),
+    ("top_k", index::top_k),
+    ("transpose", shape::transpose),
+    ("triangular_solve", linalg::triangular_solve),
 ];
 
 /// Says whether an op computes each element of a result from those at its place.
 #[must_use]
 pub fn is_elementwise(op: &str) -> bool {
-    ELEMENTWISE.contains(&op)
+    ELEMENTWISE.binary_search(&op).is_ok()
 }
 
 /// The names of all ops that have a rule.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    ELEMENTWISE.into_iter().chain(OTHERS)
+    ELEMENTWISE.into_iter().chain(OTHERS.iter().map(|(name, _)| *name))
 }
 
 /// The rule of an op for operands and results of these shapes.
@@ -136,40 +139,14 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// ```
 pub fn rule(op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes) -> Result<Rule> {
     let given = Given { of: Of::new(op, attributes), operands, results };
-    match op {
-        "batch_norm_inference" => linalg::batch_norm_inference(given),
-        "bitcast_convert" => shape::bitcast_convert(given),
-        "broadcast_in_dim" => shape::broadcast_in_dim(given),
-        "cholesky" => linalg::cholesky(given),
-        "concatenate" => shape::concatenate(given),
-        "convolution" => contract::convolution(given),
-        "dot_general" => contract::dot_general(given),
-        "dynamic_slice" => index::dynamic_slice(given),
-        "dynamic_update_slice" => index::dynamic_update_slice(given),
-        "eigh" => linalg::eigh(given),
-        "fft" => linalg::fft(given),
-        "gather" => index::gather(given),
-        "pad" => shape::pad(given),
-        "qr" => linalg::qr(given),
-        "reduce" => contract::reduce(given),
-        "reduce_window" => contract::reduce_window(given),
-        "reshape" => shape::reshape(given),
-        "reverse" => shape::reverse(given),
-        "rng_bit_generator" => linalg::rng_bit_generator(given),
-        "scatter" => index::scatter(given),
-        "select_and_scatter" => contract::select_and_scatter(given),
-        "slice" => shape::slice(given),
-        "sort" => index::sort(given),
-        "top_k" => index::top_k(given),
-        "transpose" => shape::transpose(given),
-        "triangular_solve" => linalg::triangular_solve(given),
-        _ if is_elementwise(op) => elementwise(given),
-        _ => {
-            let known: Vec<&str> = names().collect();
-            let meant = crate::shown::meant(op, &known);
-            Err(given.of.refused(format!("no rule is known for it{meant}; give one as a `FactorRule`")))
-        }
+    if let Ok(at) = OTHERS.binary_search_by_key(&op, |(name, _)| name) {
+        return OTHERS[at].1(given);
     }
+    if is_elementwise(op) {
+        return elementwise(given);
+    }
+    let meant = shown::meant(op, &names().collect::<Vec<_>>());
+    Err(given.of.refused(format!("no rule is known for it{meant}; give one as a `FactorRule`")))
 }
 
 fn elementwise(given: Given<'_>) -> Result<Rule> {
