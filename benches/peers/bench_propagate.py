@@ -2,14 +2,19 @@
 
 It is traced once, and keeps what its first propagation has made of it whatever the layouts. What is timed is each later
 `propagate`, with all of its moves as objects, sorted by bytes, on meshes of 8 and of 131,072 devices.
+
+Besides: one op of many by explicit mode, beside JAX, and a factor rule. Each op is of a shape of its own, so that none
+is answered by what is known of another.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -19,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from figures import Row, at_most
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from part import QUICK, main
-from timing import compare
+from timing import alternate, compare
 
 import shardwise as sw
-from shardwise.computation import Computation, computation_from_jax
+from shardwise.computation import Computation, computation_from_jax, factor_rule
 from shardwise.propagate import Propagation, propagate
 
 LAYERS = 1 if QUICK else 4
@@ -140,5 +145,44 @@ def rows() -> Iterator[Row]:
     yield compare("the same on 131,072 devices", many, "on 8 devices", few)
 
 
+def rows_of_ops() -> Iterator[Row]:
+    """A product by explicit mode, one of a chain of many, and its factor rule."""
+    batch, least = 64, 8
+    sizes = range(least, least + 8 * (20 if QUICK else 1_000), 8)
+    contracted = {"lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}
+    inputs = [(batch, sizes[0]), *pairwise(sizes)]
+    values = [0, *range(len(inputs), len(inputs) + len(sizes) - 2)]
+    ops = [
+        {"op": "dot_general", "in": [value, number], "out": [[(batch, size), "float32"]], "attrs": contracted}
+        for number, (value, size) in enumerate(zip(values, sizes[1:], strict=True), 1)
+    ]
+    computation = Computation([[shape, "float32"] for shape in inputs], ops, [len(inputs) + len(ops) - 1])
+    mesh = sw.DeviceMesh((2, 4), ("dp", "tp"))
+    layouts = [("dp", None), *[(None, None)] * len(ops)]
+    abstract = AbstractMesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Explicit,) * 2)
+    left, right = (
+        jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(abstract, PartitionSpec(*axes)))
+        for shape, axes in zip(inputs[:2], layouts[:2], strict=True)
+    )
+
+    def ours() -> None:
+        propagate(computation, layouts, mesh=mesh, policy="explicit")
+
+    def theirs() -> None:
+        with jax.sharding.use_abstract_mesh(abstract):
+            jax.eval_shape(lambda x, w: x @ w, left, right)
+
+    mine, peers = (statistics.median(column) for column in zip(*alternate([ours, theirs], 11, 0.02), strict=True))
+    work = f"a product by explicit mode, of {len(ops):,}"
+    yield Row(work, "JAX's explicit mode, of one", mine / len(ops), peers, goal=at_most(2e-6))
+    rule = partial(factor_rule, "dot_general", inputs[:2], [(batch, sizes[1])], **contracted)
+    yield compare("the factor rule of a product, from Python", rule, goal=at_most(1e-6))
+
+
+def all_rows() -> Iterator[Row]:
+    yield from rows()
+    yield from rows_of_ops()
+
+
 if __name__ == "__main__":
-    main(rows)
+    main(all_rows)

@@ -91,7 +91,7 @@ def explicit_differs(ask: Callable[..., sw.propagate.LocalEinsum], theirs: Any) 
     try:
         found = ask(policy="explicit")
     except sw.LayoutError as error:
-        says = {"ambiguous": "may be whole", "consistent": "is cut over", "illegally": "would cut two dims"}
+        says = {"ambiguous": "may be whole", "consistent": "is cut over", "illegally": "would cut dims"}
         refused = (
             [ours for word, ours in says.items() if word in dict(theirs, error="").get("message", "")]
             if isinstance(theirs, dict)

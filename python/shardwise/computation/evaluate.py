@@ -77,10 +77,10 @@ def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
     neutral = identity(attributes["body"], operand.dtype)
-    padded = np.pad(operand, attributes["padding"], constant_values=neutral)
+    operand = padded(operand, [(low, high, 0) for low, high in attributes["padding"]], neutral)
     result = np.full(shape, neutral, operand.dtype)
     for place in np.ndindex(*window):
-        part = padded[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
+        part = operand[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
         result = REDUCTIONS[attributes["body"]](result, part[tuple(slice(0, size) for size in shape)])
     return [result]
 
@@ -92,12 +92,11 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     rhs = has.arrays[1].transpose([names[1].index(name) for name in ("o", "i", *spatial)])
     order = [names[2].index(name) for name in ("b", "f", *spatial)]
     shape = [has.shapes[0][at] for at in order]
-    lhs = dilated(lhs, attributes.get("lhs_dilation") or [1] * len(spatial))
-    rhs = dilated(rhs, attributes.get("rhs_dilation") or [1] * len(spatial))
-    for dim, (low, high) in enumerate(attributes["padding"], 2):
-        widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(lhs.ndim)]
-        lhs = np.pad(lhs, widths)
-        lhs = lhs[_along(dim, max(0, -low), lhs.shape[dim] - max(0, -high))]
+    ones = [1] * len(spatial)
+    between, apart = (attributes.get(name) or ones for name in ("lhs_dilation", "rhs_dilation"))
+    pads = zip(attributes["padding"], between, strict=True)
+    lhs = padded(lhs, [(low, high, by - 1) for (low, high), by in pads], 0)
+    rhs = padded(rhs, [(0, 0, by - 1) for by in apart], 0)
     batches = int(attributes.get("batch_group_count") or 1)
     # A device may have some of the groups of batches only: those of its part of the outputs.
     batches //= math.gcd(batches, has.wholes[1][attributes["rhs_spec"].index("o")] // rhs.shape[0])
@@ -208,25 +207,19 @@ def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def pad(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    operand, value = has.arrays
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    for dim, (low, high, gaps) in enumerate(zip(*(attributes[name] for name in names), strict=True)):
-        size = operand.shape[dim]
-        spread = np.full((*operand.shape[:dim], max(0, (size - 1) * gaps + size), *operand.shape[dim + 1 :]), value)
-        spread[_along(dim, step=gaps + 1)] = operand
-        widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(operand.ndim)]
+    return [padded(has.arrays[0], list(zip(*(attributes[name] for name in names), strict=True)), has.arrays[1])]
+
+
+def padded(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:
+    """Return the array with so many elements before, behind and between those of its last dims, or fewer."""
+    for dim, (low, high, gaps) in enumerate(sides, array.ndim - len(sides)):
+        sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * (gaps + 1) + 1), *array.shape[dim + 1 :]]
+        spread = np.full(sizes, value, array.dtype)
+        spread[_along(dim, step=gaps + 1)] = array
+        widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(array.ndim)]
         spread = np.pad(spread, widths, constant_values=value)
-        operand = spread[_along(dim, max(0, -low), spread.shape[dim] - max(0, -high))]
-    return [operand]
-
-
-def dilated(array: Array, dilation: Sequence[int]) -> Array:
-    """Return the array with its elements apart from one another, zeros between."""
-    for dim, apart in enumerate(dilation, 2):
-        sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * apart + 1), *array.shape[dim + 1 :]]
-        spread = np.zeros(sizes, array.dtype)
-        spread[_along(dim, step=apart)] = array
-        array = spread
+        array = spread[_along(dim, max(0, -low), spread.shape[dim] - max(0, -high))]
     return array
 
 

@@ -6,7 +6,7 @@
 | `whole` | `propagate`: the layouts of all values of a computation and what must move, a `Propagation` |
 | `flow` | what the core gives: ops with edges into calls and loops, a copy of constants for each use, and layouts |
 | `move` | `Move`: what must move of one tensor |
-| `moves` | all that must move for each op, and why |
+| `moves`, `why` | all that must move for each op, and why |
 | `run` | a computation computed by devices, each with its shards, in numpy |
 | `shift` | rows that devices read and neighbours have |
 | `drawn`, `page` | pictures of an einsum and of a computation's moves; these as a page of HTML |

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import sizes_of
-from .._core import settle
+from .._core import Computation as CoreComputation
+from .._core import Propagated, propagated, settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
@@ -17,8 +18,10 @@ from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from .flow import Specs
 from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json, move_between
+from .why import Reasons
 
 if TYPE_CHECKING:
     from ..show.picture import Picture
@@ -103,7 +106,7 @@ class LocalEinsum(Drawn):
         Each device computes 4 x 2048 x 4096 with 240,518,168,576 flops.
         result: all-reduce over tp, each device receives 96.0 MiB (100,663,296 bytes).
         result: dp,-,-, 4 x 2048 x 4096 on each device.
-        f is summed and cut over tp: each device has an addend, so the addends are added over tp.
+        Each device has an addend: f of x is summed, and cut over tp.
         """
         mesh = self._mesh
         lines = [f"{self.einsum} in {self.dtype} on {mesh_text(mesh)}"]
@@ -237,21 +240,19 @@ def einsum(
     for layout, extent in zip(tensors, [*extents, shape], strict=True):
         if layout is not None:
             layout.partition(extent)
-    found = settle(
-        where.core,
-        parsed.rule._core,
-        [*extents, shape],
-        [None if layout is None else specs_of(layout) for layout in tensors],
-        [itemsize] * len(tensors),
-        () if goal is None else goal.unreduced,
-        policy,
-    )
-    if isinstance(found[0], str):
-        raise LayoutError(_conflict(found, parsed, layouts, goal))
-    cuts, settled, local, summed = found
+    specs = [None if layout is None else specs_of(layout) for layout in tensors]
+    if policy == "explicit" and goal is None:
+        specs[-1] = _explicit(parsed, [*extents, shape], specs[:-1], names, where)
+    kept = () if goal is None else goal.unreduced
+    rule, itemsizes = parsed.rule._core, [itemsize] * len(tensors)
+    found = settle(where.core, rule, [*extents, shape], specs, itemsizes, kept, policy)
+    if found is None:
+        summed = " or ".join(parsed.summed) or "anything"
+        raise LayoutError(f"out is unreduced over {', '.join(kept)}, but that does not cut {summed}, which is summed")
+    cuts, settled, local, over = found
     held = [TensorLayout(specs, where) for specs in settled]
     inner = [TensorLayout(specs, where) for specs in local]
-    computed = TensorLayout(local[-1], where, unreduced=summed)
+    computed = TensorLayout(local[-1], where, unreduced=over)
     result = held[-1] if goal is None else goal
     given = {name: layout or default for (name, layout), default in zip(layouts.items(), held[:-1], strict=True)}
     needed = dict(zip(names, inner[:-1], strict=True))
@@ -276,104 +277,47 @@ def einsum(
     )
 
 
-def _conflict(
-    found: tuple[Any, ...], parsed: Einsum, layouts: dict[str, TensorLayout | None], goal: TensorLayout | None
-) -> str:
-    """Say what disagrees, and how to go on."""
-    kind, factors, operands = found
-    letters, names = [parsed.letters[factor] for factor in factors], list(layouts)
-
-    def cut(number: int, letter: str) -> str:
-        return _axes_text(specs_of(_given(layouts[names[number]]))[parsed.operands[number].index(letter)])
-
-    on = 'give policy="shardy" or policy="least" to have it decided'
-    if kind == "open":
-        return f"{names[operands[0]]} has no layout, and policy='explicit' gives none; {on}"
-    if kind == "not summed":
-        axes = ", ".join(goal.unreduced) if goal is not None else ""
-        summed = " or ".join(parsed.summed) or "anything"
-        return f"out is unreduced over {axes}, but that does not cut {summed}, which is summed"
-    if kind == "differ":
-        first, second = operands
-        letter = letters[0]
-        return (
-            f"{letter} is cut over {cut(first, letter)} in {names[first]} and over {cut(second, letter)} in "
-            f"{names[second]}; {on}, or give both the same"
-        )
-    if kind == "ambiguous":
-        letter = letters[0]
-        over = dict(zip(parsed.operands[0], specs_of(_given(layouts[names[0]])), strict=True))[letter]
-        return (
-            f"{letter} is summed, and cut over {_axes_text(over)} in {' and '.join(names)}, so the result may be "
-            f"whole, cut or left as addends; give out=, or out=TensorLayout(axes, mesh, unreduced={over!r})"
-        )
-    homes = [next(at for at, side in enumerate(parsed.operands) if letter in side) for letter in letters]
-    both = " and ".join(f"{letter} of {names[home]}" for letter, home in zip(letters, homes, strict=True))
-    return f"{cut(homes[1], letters[1])} would cut two dims of the result: it cuts {both}; give out=, or {on}"
-
-
-def _given(layout: TensorLayout | None) -> TensorLayout:
-    assert layout is not None
-    return layout
+def _explicit(
+    parsed: Einsum, shapes: Sequence[tuple[int, ...]], specs: Sequence[Specs | None], names: list[str], mesh: DeviceMesh
+) -> Specs:
+    """Return the layout that JAX's explicit mode gives the result, as to a product in a computation."""
+    count, on = len(names), "policy='shardy' or policy='least' to have it decided"
+    for name, given in zip(names, specs, strict=True):
+        if given is None:
+            raise LayoutError(f"{name} has no layout, and policy='explicit' gives none; give {on}")
+    values, rule = list(range(count)), parsed.rule.of(shapes[:-1], shapes[-1:])._core
+    op: tuple[Any, ...] = ("dot_general", values, [count], rule, [], 1, None, None)
+    computation = CoreComputation(shapes, ["float32"] * len(shapes), count, [op], [count])
+    starts = [(given, [False for _ in given or ()], [0 for _ in given or ()]) for given in specs]
+    found = propagated(mesh.core, computation, starts, [None], itemsize_of, "explicit")
+    if isinstance(found, Propagated):
+        axes: Specs | None = found.value(found.numbers[0][count] or 0)[3]
+        return axes or ((),) * len(parsed.result)
+    why = found[0]
+    for number, name in enumerate(names):
+        why = why.replace(f"operands[{number}]", name)
+    summed = [axes for letter, axes in zip(parsed.operands[0], specs[0] or (), strict=True) if letter in parsed.summed]
+    over = tuple(axis for axes in summed for axis in axes)
+    addends = f"out=TensorLayout(axes, mesh, unreduced={over!r})" if "addends" in why else on
+    raise LayoutError(f"{why}; give out=, or {addends}")
 
 
 def _why(found: LocalEinsum) -> str:
-    """Sentences about each letter whose cut says something."""
-    parsed, said = found.einsum, []
-    given = {name: dict(zip(side, specs_of(found.operands[name]), strict=True)) for name, side in _sides(found)}
-    for letter, axes in found.cuts.items():
-        if axes and letter in parsed.summed:
-            text = _axes_text(axes)
-            kept = found.result.unreduced
-            then = "stay so" if kept else f"are added over {text}" if not _scattered(found) else "are added and cut"
-            said.append(f"{letter} is summed and cut over {text}: each device has an addend, so the addends {then}.")
-    for move in found.before:
-        lost = [(letter, axes) for letter, axes in given[move.tensor].items() if axes != found.cuts[letter]]
-        for letter, axes in lost:
-            said.append(_reason(found, given, move, letter, axes))
-    if not said:
-        cut = [f"{letter} over {_axes_text(axes)}" for letter, axes in found.cuts.items() if axes]
-        said.append(
-            f"The operands agree: each device has what it needs, with {' and '.join(cut)} cut in the result as well."
-            if cut
-            else "Nothing is cut: each device computes the whole result."
-        )
-    return " ".join(said)
-
-
-def _reason(
-    found: LocalEinsum, given: dict[str, dict[str, tuple[str, ...]]], move: Move, letter: str, axes: tuple[str, ...]
-) -> str:
-    now = found.cuts[letter]
-    lost = [axis for axis in axes if axis not in now]
-    others = [
-        f"{other} of {name}"
-        for name, cuts in given.items()
-        for other, used in cuts.items()
-        if (name, other) != (move.tensor, letter) and set(used) & set(lost) and set(found.cuts[other]) & set(lost)
-    ]
-    if not axes or not lost:
-        held = next(
-            (name for name, cuts in given.items() if name != move.tensor and cuts.get(letter) == now), "the result"
-        )
-        return f"{letter} is cut over {_axes_text(now)} in {held}, so {move.tensor} is cut so as well."
-    text = _axes_text(tuple(lost))
-    if others:
-        return (
-            f"{text} cuts {letter} of {move.tensor} and {others[0]}, and can cut one of them only: {move.tensor} is "
-            f"put together over {text}."
-        )
-    if letter in found.einsum.summed:
-        return f"{letter} is summed: {move.tensor} is put together over {text} rather than the result added."
-    return f"The result does not have {letter} cut over {text}, so {move.tensor} is put together over it."
-
-
-def _scattered(found: LocalEinsum) -> bool:
-    return any(step.kind == "reduce-scatter" for move in found.after for step in move.steps)
-
-
-def _sides(found: LocalEinsum) -> list[tuple[str, str]]:
-    return list(zip(found.shapes, found.einsum.operands, strict=True))
+    """Sentences about each move, or about the cuts if nothing moves."""
+    parsed, names = found.einsum, [*found.shapes, "result"]
+    sides = (*parsed.operands, parsed.result)
+    rule = parsed.rule
+    reasons = Reasons(rule, list(found.cuts.values()), lambda tensor, dim: f"{sides[tensor][dim]} of {names[tensor]}")
+    pairs = {name: (specs_of(found.operands[name]), specs_of(found.local[name])) for name in found.shapes}
+    said = [reasons.moved(names.index(move.tensor), *pairs[move.tensor]) for move in found.before]
+    if found.computed.unreduced:
+        said.append(reasons.summed())
+    elif found.after:
+        said.append(reasons.moved(len(found.shapes), specs_of(found.computed), specs_of(found.result)))
+    cut = [f"{letter} over {_axes_text(axes)}" for letter, axes in found.cuts.items() if axes]
+    if not said and cut:
+        return f"The operands agree: each device has what it needs, with {' and '.join(cut)} cut in the result as well."
+    return " ".join(said) or "Nothing is cut: each device computes the whole result."
 
 
 def _axes_text(axes: Sequence[str]) -> str:

@@ -112,11 +112,11 @@ def move_between(
     bytes, which may be to cut them over an axis that has the same addends first.
     """
     # Addends that stay are no affair of the move.
-    stay = after.unreduced
-    rest = TensorLayout(
-        before.axes, before.device_mesh, unreduced=[axis for axis in before.unreduced if axis not in stay]
-    )
-    goal = TensorLayout(after.axes, after.device_mesh)
+    stay, rest, goal = after.unreduced, before, after
+    if stay:
+        left = [axis for axis in before.unreduced if axis not in stay]
+        rest = TensorLayout(before.axes, before.device_mesh, unreduced=left)
+        goal = TensorLayout(after.axes, after.device_mesh)
     # A dim that does not divide counts as the next that does.
     counts = zip(shape, rest.num_shards, goal.num_shards, strict=True)
     even = [-(-size // both) * both for size, *pair in counts for both in [math.lcm(*pair)]]

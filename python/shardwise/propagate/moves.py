@@ -14,6 +14,7 @@ from .flow import Flow, FlowNode, FlowValue, Specs, when_computed
 from .given import Policy
 from .move import Move, move_between
 from .shift import missing_elements
+from .why import Reasons
 
 __all__ = ["AxisSizes", "Moves"]
 
@@ -81,18 +82,21 @@ class Moves:
     def _of(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
         """Give what must move for one op or edge."""
         assert node.how is not None
-        _, local, summed, possible = node.how
+        cuts, local, summed, possible = node.how
         # The layouts that it computes with.
         outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
 
         def move(at: int, before: Specs, after: Specs, over: tuple[str, ...] = (), implied: bool = False) -> Move:
-            if over:
-                why = "Each device has addends."
-            elif implied:
+            if implied:
                 why = "A part of a dim that only one side of the reshape has cannot stay cut."
+            elif node.op is None or node.op.rule is None:
+                parts = {"output": "result", "constraint": "constraint"}
+                what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
+                why = f"The {what} has another layout."
             else:
-                why = _why(node, at, before, after)
+                reasons = Reasons(node.op.rule, cuts, lambda tensor, dim: f"dim {dim} of {tensor_name(node, tensor)}")
+                why = reasons.summed() if over else reasons.moved(at, before, after)
             had, goal = self.layout(before, over), self.layout(after)
             return replace(self._priced(node, at, values[at], had, goal), why=why, implied=implied)
 
@@ -118,59 +122,24 @@ class Moves:
         if key not in self._steps:
             at_once, size = self._at_once, itemsize_of(value.dtype)
             self._steps[key] = move_between("", value.shape, had, goal, size, at_once=at_once)
-        other = at - node.operands
-        tensor = f"operands[{at}]" if other < 0 else f"results[{other}]"
         op = "output" if node.op is None else node.op.name
-        return replace(self._steps[key], tensor=tensor, op=op, dtype=value.dtype)
+        return replace(self._steps[key], tensor=tensor_name(node, at), op=op, dtype=value.dtype)
 
     def _shifted(
         self, node: FlowNode, at: int, values: Sequence[FlowValue], inner: Sequence[Specs]
     ) -> Iterator[_OpMove]:
         """Give the rows of an operand that devices read and do not hold."""
-        op, value, layout = node.op, values[at], self.layout(inner[at])
+        op, value = node.op, values[at]
         assert op is not None
         count, axes = missing_elements(op, [each.shape for each in values], inner, self._sizes, at)
         if count:
+            layout = self.layout(inner[at])
             step = CollectiveStep("collective-permute", axes, layout=layout, bytes=count * itemsize_of(value.dtype))
             why = "Each device reads rows that its neighbours have."
             move = replace(self._priced(node, at, value, layout, layout), steps=(step,), why=why, implied=True)
             yield _OpMove(at, move)
 
 
-def _why(node: FlowNode, at: int, before: Specs, after: Specs) -> str:
-    """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
-    if node.op is None or node.op.rule is None or node.how is None:
-        parts = {"output": "result", "constraint": "constraint"}
-        what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
-        return f"The {what} has another layout."
-    cuts = node.how.cuts
-    rule = node.op.rule
-    tensors, kinds = (*rule.operands, *rule.results), rule.kinds
-    names = list(kinds)
-    outer, inner = (before, after) if at < node.operands else (after, before)
-    for dim, factors in enumerate(tensors[at]):
-        if outer[dim] == inner[dim]:
-            continue
-        name = next((name for name in factors if cuts[names.index(name)]), factors[0])
-        cut = cuts[names.index(name)]
-        lost = [axis for axis in outer[dim] if axis not in cut]
-        if lost and kinds[name] in ("whole", "shift"):
-            return f"The op needs dim {dim} whole."
-        others = [other for other in names if other != name and {*lost} & {*cuts[names.index(other)]}]
-        where = _holder(tensors, node.operands, others[0] if others else name, at)
-        if lost and others:
-            return f"{'+'.join(lost)} cuts dim {dim}, and {where} too."
-        if cut:
-            return f"Dim {dim} is cut over {'+'.join(cut)} in {where}."
-        return f"Dim {dim} is whole in {where}."
-    return "Its axes are in another order."
-
-
-def _holder(tensors: Sequence[Sequence[Sequence[str]]], operands: int, name: str, at: int) -> str:
-    """Say which other tensor has a factor."""
-    for other, dims in enumerate(tensors):
-        dim = next((dim for dim, factors in enumerate(dims) if name in factors), None)
-        if other != at and dim is not None:
-            tensor = f"operands[{other}]" if other < operands else f"results[{other - operands}]"
-            return f"dim {dim} of {tensor}"
-    return "no other tensor"
+def tensor_name(node: FlowNode, at: int) -> str:
+    """Name a tensor of an op."""
+    return f"operands[{at}]" if at < node.operands else f"results[{at - node.operands}]"

@@ -137,9 +137,11 @@ class Propagation(Drawn):
         >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "source": "a.py:7", "attrs": {
         ...     "lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}}
         >>> computation = Computation([[(8, 4), "float32"], [(4, 16), "float32"]], [dot], [2])
-        >>> print(propagate(computation, [(None, "x"), ("x", None)], mesh=DeviceMesh((2,), ("x",))).explain())
+        >>> found = propagate(computation, [(None, "x"), ("x", None)], mesh=DeviceMesh((2,), ("x",)))
+        >>> print(found.explain())
         1 op, 3 values on x=2: each device receives 512 B.
-        1. 512 B: all-reduce over x of results[0] of dot_general (a.py:7), 8 x 16 float32. Each device has addends.
+        1. 512 B: all-reduce over x of results[0] of dot_general (a.py:7), 8 x 16 float32.
+           Each device has an addend: dim 1 of operands[0] is summed, and cut over x.
         """
         count, values = len(self.computation.ops), len(self.computation.shapes)
         ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(self.mesh)}"

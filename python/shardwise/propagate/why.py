@@ -1,0 +1,55 @@
+"""Reasons why a tensor of an op moves, in a sentence: which dim, and which other dim its axes cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ..computation.factor_rule import FactorRule
+from .flow import Specs
+
+__all__ = ["Reasons"]
+
+
+class Reasons:
+    """The reasons of an op with a rule, whose factors have these cuts while it computes.
+
+    `place` names a dim of a tensor: `"d of w"`, `"dim 0 of operands[1]"`.
+    """
+
+    def __init__(self, rule: FactorRule, cuts: Sequence[Sequence[str]], place: Callable[[int, int], str]) -> None:
+        self._tensors, self._operands = (*rule.operands, *rule.results), len(rule.operands)
+        self._kinds, self._place = rule.kinds, place
+        self._cuts = dict(zip(rule.kinds, cuts, strict=True))
+
+    def moved(self, at: int, before: Specs, after: Specs) -> str:
+        """Say why a tensor needs another layout before the op, or has another after it."""
+        outer, inner = (before, after) if at < self._operands else (after, before)
+        dim = next((dim for dim, pair in enumerate(zip(outer, inner, strict=True)) if pair[0] != pair[1]), None)
+        if dim is None:
+            return "Its axes are in another order."
+        factors, own = self._tensors[at][dim], self._place(at, dim)
+        name = next((name for name in factors if self._cuts[name]), factors[0])
+        cut, kind = self._cuts[name], self._kinds[name]
+        lost = [axis for axis in outer[dim] if axis not in cut]
+        if lost and kind in ("whole", "shift"):
+            return f"The op needs {own} whole."
+        others = [other for other, axes in self._cuts.items() if other != name and {*lost} & {*axes}]
+        elsewhere = next(self._homes(others[0] if others else name, at), "no other tensor")
+        if others:
+            return f"{'+'.join(lost)} cuts {own} and {elsewhere}, and can cut one of them only."
+        if lost and kind == "sum":
+            return f"The op sums over {own}, which is put together over {'+'.join(lost)} rather than the result added."
+        how = f"cut over {'+'.join(cut)}" if cut else "whole"
+        return f"The op computes with {own} {how}, as {elsewhere} is."
+
+    def summed(self) -> str:
+        """Say why there are addends."""
+        found = [name for name, axes in self._cuts.items() if axes and self._kinds[name] == "sum"]
+        sums = [f"{next(self._homes(name, -1))} is summed, and cut over {'+'.join(self._cuts[name])}" for name in found]
+        return f"Each device has an addend: {', and '.join(sums)}."
+
+    def _homes(self, factor: str, but: int) -> Iterator[str]:
+        """Give the dims of other tensors that have a factor."""
+        for tensor, dims in enumerate(self._tensors):
+            if tensor != but:
+                yield from (self._place(tensor, dim) for dim, factors in enumerate(dims) if factor in factors)
