@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ class FactorRule:
     def _of(cls, core: CoreRule, names: tuple[str, ...] | None = None) -> FactorRule:
         rule = object.__new__(cls)
         rule._core = core
-        rule._names = tuple(map(_factor_name, range(len(core.factors)))) if names is None else names
+        rule._names = _factor_names(len(core.factors)) if names is None else names
         return rule
 
     @classmethod
@@ -189,8 +190,9 @@ def _from_json(said: Mapping[str, Any]) -> FactorRule:
     return FactorRule(**said)
 
 
-def _factor_name(number: int) -> str:
-    return chr(ord("i") + number) if number < 18 else f"z_{number - 17}"
+@cache
+def _factor_names(count: int) -> tuple[str, ...]:
+    return tuple(chr(ord("i") + number) if number < 18 else f"z_{number - 17}" for number in range(count))
 
 
 def _names(argument: str, names: str | Iterable[str]) -> list[str]:

@@ -36,10 +36,10 @@ class _OpMove(NamedTuple):
 
 
 class Moves:
-    """The moves of a flow, as they come."""
+    """The moves of computations on a mesh; those of ops that are alike are worked out once."""
 
-    def __init__(self, flow: Flow, mesh: DeviceMesh, policy: Policy) -> None:
-        self._flow, self._mesh, self._shardy = flow, mesh, policy == "shardy"
+    def __init__(self, mesh: DeviceMesh, policy: Policy) -> None:
+        self._mesh, self._shardy = mesh, policy == "shardy"
         self._at_once = policy != "least"
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._layouts: dict[Any, TensorLayout] = {}
@@ -53,18 +53,18 @@ class Moves:
             self._layouts[specs, summed] = TensorLayout(specs, self._mesh, unreduced=summed)
         return self._layouts[specs, summed]
 
-    def all(self) -> list[Move]:
+    def of(self, flow: Flow) -> list[Move]:
         """Return all that must move, in order."""
         found: list[Move] = []
         #: The values that have moved already, with the layouts that they have then.
         there: set[tuple[int, Specs]] = set()
-        for node in self._flow.moving:
-            op, values = node.op, [self._flow.value(value) for value in node.values]
+        for node in flow.moving:
+            op, values = node.op, [flow.value(value) for value in node.values]
             name, source = ("output", "") if op is None else (op.name, op.source)
             # The attributes and shapes of ops with one rule are equal; edges have none.
             key = (node.part, name, op and id(op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
             if key not in self._known:
-                self._known[key] = list(self._of(node, values))
+                self._known[key] = list(self._of_op(node, values))
             for at, move, moved in self._known[key]:
                 if moved is not None and not self._shardy:
                     if (node.values[at], moved) in there:
@@ -79,7 +79,7 @@ class Moves:
                 found.append(Move(**vars(move) | placed))
         return found
 
-    def _of(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
+    def _of_op(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
         """Give what must move for one op or edge."""
         assert node.how is not None
         cuts, local, summed, possible = node.how

@@ -63,6 +63,7 @@ class Propagation(Drawn):
     #: The way in which disagreements were decided.
     policy: Policy
     _found: Propagated = field(repr=False, compare=False)
+    _moves: Moves = field(repr=False, compare=False)
 
     @property
     def layouts(self) -> tuple[TensorLayout | None, ...]:
@@ -89,7 +90,7 @@ class Propagation(Drawn):
 
     @cached_property
     def _moved(self) -> tuple[Move, ...]:
-        return tuple(Moves(self._flow, self.mesh, self.policy).all())
+        return tuple(self._moves.of(self._flow))
 
     @cached_property
     def _held(self) -> tuple[tuple[TensorLayout | None, ...], tuple[TensorLayout | None, ...]]:
@@ -270,13 +271,14 @@ def propagate(
     found = propagated(where.core, computation._core, *begun, itemsize_of, policy)
     if not isinstance(found, Propagated):
         raise LayoutError(_disagreement(computation, *found))
-    answer = Propagation(computation, where, policy, found)
+    moves = Moves(where, policy)
+    answer = Propagation(computation, where, policy, found, moves)
     later = _replaced_last(computation, *begun) if policy == "least" else None
     if later is None:
         return answer
     other = propagated(where.core, computation._core, *later, itemsize_of, policy)
     assert isinstance(other, Propagated)
-    return min(answer, Propagation(computation, where, policy, other), key=lambda each: each._bytes)
+    return min(answer, Propagation(computation, where, policy, other, moves), key=lambda each: each._bytes)
 
 
 def _replaced_last(
