@@ -1,6 +1,10 @@
 """Compare with what compilers say about ops: factor rules of Shardy, and how it and JAX treat products.
 
 `tests.oracle.corpora` reads the files; `/tests/data/computations/README.md` says how they were made.
+
+Fresh ones are made in batches, each with a seed of its own, by the maker that comes with the corpora and needs JAX:
+`python make_programs.py 2000 SEED` writes `programs.json.gz` into the working folder, half of its time for JAX's
+explicit mode, and `python -m tests.oracle.corpora FOLDER programs` compares it.
 """
 
 from __future__ import annotations
