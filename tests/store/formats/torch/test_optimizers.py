@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import lzma
+import pickle
 import random
 import re
 import tarfile
@@ -334,6 +335,18 @@ def test_folders_of_a_model_and_its_optimizers(tmp_path: Path) -> None:
     (tmp_path / "c/optimizer_1.bin").write_bytes((tmp_path / "c/optimizer_1.bin").read_bytes()[:-9])
     with pytest.raises(sw.ParseError, match="optimizer_1"):
         sw.open_checkpoint(tmp_path / "c")
+    (tmp_path / "c/optimizer_1.bin").write_bytes(pickle.dumps({}, 2))
+    with sw.open_checkpoint(tmp_path / "c") as checkpoint:
+        assert not any(name.startswith("optimizer.1.") for name in checkpoint)
+
+
+@pytest.mark.parametrize(("left", "message"), [(b"", "is empty"), (bytes(4096), "is filled with zeros")])
+def test_an_optimizer_that_was_not_copied_as_a_whole_is_refused(left: bytes, message: str, tmp_path: Path) -> None:
+    """It would else be one of the files that are not read."""
+    written(tmp_path / "model.pt", model(**TWO))
+    (tmp_path / "optimizer.pt").write_bytes(left)
+    with pytest.raises(sw.ParseError, match=rf"optimizer\.pt: {message}"):
+        sw.open_checkpoint(tmp_path)
 
 
 def test_a_folder_of_one_file_with_its_optimizer_numbered_again(

@@ -214,6 +214,13 @@ def test_interrupted_conversions_and_missing_ranks(tmp_path: Path) -> None:
         sw.open_checkpoint(path)
 
 
+def test_a_folder_without_the_files_of_what_is_not_trained_says_so(tmp_path: Path) -> None:
+    with sw.open_checkpoint(folder(tmp_path / "u", {"w": held()})) as checkpoint:
+        assert any("has no *_model_states.pt" in said for said in checkpoint.doubts)
+    with sw.open_checkpoint(unpacked("zero3_bf16", tmp_path)) as checkpoint:
+        assert not checkpoint.doubts
+
+
 @pytest.mark.parametrize("name", ["../u", "/etc", "..", "", "gone", "a\0b", "x" * 900])
 def test_the_last_folder_is_one_beside(name: str, tmp_path: Path) -> None:
     at = folder(tmp_path / "u", {"w": held()})

@@ -103,8 +103,15 @@ def with_training_files(
 
 
 def _is_container(path: Location) -> bool:
-    """Return whether a file is a zip container, as `torch.save` writes since PyTorch 1.6."""
-    return first_bytes(path, len(_MAGIC)) == _MAGIC
+    """Return whether a file is a zip container, as `torch.save` writes since PyTorch 1.6.
+
+    Raises:
+        ParseError: if it is empty, or begins with zeros, as a copy that was interrupted may.
+    """
+    first = first_bytes(path, len(_MAGIC))
+    if not first.strip(b"\0"):
+        raise ParseError(f"{path}: is {'filled with zeros' if first else 'empty'}: it was not copied as a whole")
+    return first == _MAGIC
 
 
 def _read(path: Location, within: KeyPath, held: StateDicts, files: list[Holder]) -> None:

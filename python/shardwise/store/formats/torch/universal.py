@@ -84,6 +84,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
         has_states = max(map(len, held.values()), default=0) > 1
+        lacks_groups = has_states and not common
         _check_alike(zero, {name: parts[name] for group in folder.groups for name in group if name in parts})
         for name in names:
             opened = {file.removesuffix(".pt"): open_next(zero / name / file) for file in parts[name]}
@@ -105,9 +106,14 @@ def open_form(path: Location) -> StoredCheckpoint:
             unreadable=folder.unreadable,
             sums=partial(sums_of, files),
             unread=sorted(unread + folder.unread),
-            doubts=[]
-            if common or not has_states
-            else [f"{zero}: has no {OPTIMIZER}, so groups, and steps, are missing"],
+            doubts=[
+                *(
+                    [f"{path}: has no *_model_states.pt, which have buffers and what is not trained"]
+                    if not models
+                    else []
+                ),
+                *([f"{zero}: has no {OPTIMIZER}, so groups, and steps, are missing"] if lacks_groups else []),
+            ],
         ),
     )
 
