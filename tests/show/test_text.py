@@ -7,6 +7,7 @@ import re
 import pytest
 
 import shardwise as sw
+from shardwise import packed
 from shardwise.show.draw import _picture
 from shardwise.show.lines import width_of
 from shardwise.show.text import lines_of
@@ -119,3 +120,19 @@ def test_a_grid_with_free_places_has_up_to_16_rows(count: int, is_grid: bool) ->
     text = sw.draw(sw.Tiling.from_boxes((count, count), boxes), form="text")
     assert ("┌" in text) == is_grid
     assert all(re.search(rf"\bholder {i}\b", text) for i in range(count))
+
+
+def test_devices_that_hold_addends_are_not_called_replicas() -> None:
+    """Axes that cut nothing replicate, unless they are unreduced (2.2)."""
+    mesh = sw.DeviceMesh((2, 4), ("x", "y"))
+    for axes, unreduced, said in (
+        ("x", (), "4 replicas"),
+        ("x", ("y",), "4 addends"),
+        (None, ("y",), "8 devices"),
+        (packed.gate_up("x"), ("y",), "4 addends"),
+    ):
+        partition = sw.TensorLayout((axes,), mesh, unreduced=unreduced).partition((8,))
+        for form in ("text", "svg", "html"):
+            text = sw.draw(partition, form=form)
+            assert said in text, (axes, form)
+            assert ("replicas" in text) == (said == "4 replicas"), (axes, form)

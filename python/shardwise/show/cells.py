@@ -22,6 +22,7 @@ __all__ = [
     "ShardCells",
     "cell_blocks",
     "cell_ranges",
+    "copies_of",
     "held_in",
     "panels_of",
     "plane_of",
@@ -51,6 +52,10 @@ class Cells(Protocol):
     def unit(self) -> str:
         """The label of a cell."""
 
+    @property
+    def copies(self) -> str:
+        """The word for what several holders of a cell hold."""
+
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Return where a cell begins and ends along a dim."""
 
@@ -75,6 +80,7 @@ class ShardCells:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.counts, self.shape = partition.num_shards, partition.shape
+        self.copies = copies_of(partition)
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Return where a cell begins and ends along a dim."""
@@ -127,6 +133,7 @@ class ChunkCells:
     """The chunks of a regular grid."""
 
     unit = "chunk"
+    copies = "replicas"
 
     def __init__(self, tiling: Tiling, chunks: Sequence[int]) -> None:
         self._tiling, self._chunks = tiling, chunks
@@ -162,6 +169,7 @@ class DeviceCells:
     """The devices of a mesh."""
 
     unit = "device"
+    copies = "replicas"
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
@@ -323,6 +331,20 @@ def _range(start: int, stop: int) -> str:
     return f"{start}:{stop}"
 
 
+def copies_of(partition: Partition) -> str:
+    """Return the word for what the devices of one shard hold: replicas, or addends over unreduced axes.
+
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> mesh = DeviceMesh((2, 4), ("x", "y"))
+    >>> [copies_of(TensorLayout((cut,), mesh, unreduced=("y",)).partition((8,))) for cut in ("x", None)]
+    ['addends', 'devices']
+    """
+    layout = partition.layout
+    if not layout.unreduced:
+        return "replicas"
+    return "devices" if layout.replicated_axes else "addends"
+
+
 def held_in(block: CellBlock) -> str:
     """Return texts on the holders of a block.
 
@@ -335,7 +357,7 @@ def held_in(block: CellBlock) -> str:
     held, many = held_text(labels, count), f"{block.size:,} {block.cells.unit}s"
     if block.size > 1:
         return f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
-    return replicas_text(held, count)
+    return replicas_text(held, count, block.cells.copies)
 
 
 def _prefix(blocks: Sequence[CellBlock]) -> str:
@@ -360,7 +382,7 @@ def _tile(block: CellBlock, key: int | None, down: int | None, across: int | Non
     else:
         number = held.removeprefix(prefix)
         if count > 1:
-            many = f"{count:,} replicas"
+            many = f"{count:,} {block.cells.copies}"
             first = held_text(labels[:1], 1)
             lines = ((held, many), (f"{held} · {many}",), (held,), (f"{first} + {count - 1:,}",))
             lines += ((first, f"+ {count - 1:,}"), (number,))

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import LayoutError
 from ..packed import PackedDim
 from ..partition import Partition
-from .cells import ShardCells
+from .cells import ShardCells, copies_of
 from .picture import (
     MOST_KEYS,
     MOST_NAMED,
@@ -122,7 +122,7 @@ def _lane(partition: Partition, dim: int, start: int, stop: int) -> tuple[str, s
     if stop - start > 1:
         many = f"{stop - start:,} shards"
         return f"{held} ({many})", f"{many}, {held}" if replicas == 1 else f"{many}, {count:,} devices: {held}"
-    held = replicas_text(held, replicas)
+    held = replicas_text(held, replicas, copies_of(partition))
     pieces = partition.pieces(holders[0])[:1]
     others = [other for other in _others(partition, dim) if partition.num_shards[other] > 1] if pieces else []
     at = "".join(f", dim {other} at {pieces[0].box[other].start}:{pieces[0].box[other].stop}" for other in others)

@@ -166,9 +166,9 @@ def held_text(labels: Iterable[Any], count: int) -> str:
     return brief(names) if len(names) == count else f"{names[0]} and {count - 1:,} more"
 
 
-def replicas_text(held: str, count: int) -> str:
+def replicas_text(held: str, count: int, copies: str = "replicas") -> str:
     """Add to the holders of something how many they are, if there is more than one."""
-    return f"{held} ({count:,} replicas)" if count > 1 else held
+    return f"{held} ({count:,} {copies})" if count > 1 else held
 
 
 def _text(label: Any) -> str:

@@ -208,7 +208,7 @@ def _entry(block: CellBlock) -> str:
     held = short(held_text(labels, count), 80)
     if block.size > 1:
         return f"{held} ({block.size:,} {block.cells.unit}s)"
-    return replicas_text(held, count)
+    return replicas_text(held, count, block.cells.copies)
 
 
 def _notes(blocks: Sequence[CellBlock]) -> tuple[str, ...]:
