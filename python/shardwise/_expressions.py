@@ -54,7 +54,7 @@ class Expression:
         return tuple(dict.fromkeys(str(value) for kind, value in self.steps if kind in ("name", "entry")))
 
     def value(self, names: Mapping[str, int | Sequence[int]]) -> int:
-        """Calculate it.
+        """Calculate the expression.
 
         Args:
             names: The value of each name: a whole number, or a list of them.

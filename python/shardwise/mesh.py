@@ -219,10 +219,7 @@ class DeviceMesh(Drawn):
         >>> mesh["tp", "dp"].devices.tolist()
         [['cpu:0', 'cpu:4'], ['cpu:1', 'cpu:5'], ['cpu:2', 'cpu:6'], ['cpu:3', 'cpu:7']]
         """
-        with importing:
-            from .mesh_views import submesh
-
-        return submesh(self, names, None)
+        return self.submesh(names)
 
     def submesh(self, names: str | Sequence[str], through: Hashable = None) -> DeviceMesh:
         """Return the mesh of some axes, in the order named: the devices that differ from one device only along these.
@@ -445,7 +442,7 @@ def _wrong_count(given: object, shape: tuple[int, ...], size: int) -> MeshError:
 
 
 def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
-    """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
+    """Return the labels in row-major order; lists and arrays nest, tuples within them are labels."""
     if is_masked(devices) or isinstance(devices, (bytes, bytearray)):
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
     if isinstance(devices, np.ndarray):

@@ -282,15 +282,14 @@ def record(
     *,
     computed: Literal["refuse", "leave"] = "refuse",
 ) -> Recording:
-    """Find the layout of a process's parameters through its own loader, which takes tensors of PyTorch.
+    """Find the layout of a process's parameters by its own loader, as `shardwise.record`, with tensors of PyTorch.
 
     Args:
         tensors: shape and dtype of each tensor by name, or tensors, also on the device `"meta"`.
         load: gets a mapping of names to tensors on the CPU, and gives back the process's parameters; an engine's
             `load_weights` takes its `items()`.
         holder: the label of the process in the manifest.
-        computed: what to do with parameters whose values are made from elements, as for `shardwise.record`, which this
-            is, with tensors in place of numpy arrays.
+        computed: what to do with parameters whose values are computed from elements, as for `shardwise.record`.
 
     Raises:
         LayoutError, TypeError: as `shardwise.record`.

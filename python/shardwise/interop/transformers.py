@@ -374,7 +374,7 @@ def _is_made_of(models: Any, kind: type) -> bool:
 
 
 def _nulls_of(config: Mapping[str, Any]) -> str:
-    """Return the sentence about sizes that a configuration does not state, as a type's default one may not."""
+    """Return the sentence for a message about sizes that a configuration leaves open, as defaults of some types do."""
     names = [key for key, value in config.items() if value is None and re.match(r"(n|num)_|.*_(size|dim|rank)$", key)]
     return f"; null are {', '.join(names)}: give the config.json of a released model" if names else ""
 

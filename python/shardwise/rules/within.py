@@ -64,7 +64,7 @@ def rank_after(rank: int, steps: Sequence[Within]) -> int:
 
 
 def layout_before(layout: TensorLayout, steps: Sequence[Within]) -> TensorLayout:
-    """Return the layout of a tensor by that of what rewrites make of it.
+    """Return the layout of a tensor, given the layout of the tensor that rewrites make of it.
 
     Raises:
         LayoutError: if the rule does not say how this part is cut: says why.

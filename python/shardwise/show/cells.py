@@ -166,7 +166,7 @@ class ChunkCells:
 
 
 class DeviceCells:
-    """The devices of a mesh."""
+    """The devices of a mesh, as cells of a picture."""
 
     unit = "device"
     copies = "replicas"

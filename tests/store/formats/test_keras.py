@@ -276,3 +276,11 @@ def test_without_h5py_a_sentence_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r"pip install 'shardwise\[h5\]'"):
         sw.open_checkpoint(path)
+
+
+def test_an_index_of_any_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.weights.json"
+    with path.open("wb") as file:
+        file.truncate(300_000_000)
+    with pytest.raises(sw.ParseError, match="300000000 bytes of JSON, over the limit of 100000000"):
+        sw.open_checkpoint(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..._arguments import path_of
+from ..._json import MAX_JSON, strict_json
 from ..._threads import Threads
 from ...errors import ParseError
 from .files import DataFile, Holder
@@ -31,10 +32,12 @@ __all__ = [
     "hidden_name",
     "hub_hint",
     "is_sampled",
+    "json_in",
     "location_of",
     "names_in",
     "open_file",
     "opening",
+    "read_json",
     "read_unlinked",
     "refuse_options",
     "refuse_other",
@@ -217,6 +220,31 @@ def first_bytes(location: Location, most: int) -> bytes:
         return file.read(0, min(file.size, most))
     finally:
         file.close()
+
+
+def read_json(location: Location) -> Any:
+    """Return the contents of a JSON file or object.
+
+    Raises:
+        OSError: if it cannot be opened or read.
+        ParseError: if it is not a regular file, has more than `MAX_JSON` bytes, or is not JSON.
+    """
+    file = open_file(location)
+    try:
+        return json_in(file)
+    finally:
+        file.close()
+
+
+def json_in(file: Holder) -> Any:
+    """Return the contents of an open JSON file.
+
+    Raises:
+        ParseError: if it has more than `MAX_JSON` bytes, none of which are read then, or is not JSON.
+    """
+    if file.size > MAX_JSON:
+        raise ParseError(f"{file.path}: {file.size} bytes of JSON, over the limit of {MAX_JSON}")
+    return strict_json(file.read(0, file.size), file.path)
 
 
 def read_unlinked(location: Location, most: int) -> bytes | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..data.files import Holder
-from ..data.location import first_bytes, open_file
+from ..data.location import open_file, read_json
 from ..data.parts import check_whole
 from ..data.text import stays_inside
 from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
@@ -75,7 +74,7 @@ def _located(path: Path) -> Path:
 
 def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Return the file of each group, and the metadata of the index."""
-    index = strict_json(first_bytes(path, MAX_JSON + 1), path)
+    index = read_json(path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ParseError(f"{path}: no weight_map from groups to the files that hold them")

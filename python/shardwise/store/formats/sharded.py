@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
-from ..data.location import Location, names_in, open_file
+from ..data.location import Location, names_in, open_file, read_json
 from ..data.parts import MANIFEST
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.stored import StoredTensor
@@ -96,13 +95,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         OSError: if it cannot be read.
     """
     path = folder / MANIFEST
-    file = open_file(path)
-    try:
-        if file.size > MAX_JSON:
-            raise ParseError(f"{path}: {file.size} bytes; at most {MAX_JSON} are allowed")
-        manifest = strict_json(file.read(0, file.size), path)
-    finally:
-        file.close()
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
         raise ParseError(f"{path}: is not the manifest of a checkpoint")
     if manifest.get("version") != 1:

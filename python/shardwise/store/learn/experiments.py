@@ -57,9 +57,9 @@ class Experiment:
     """Models of one type, made with other values of their configuration.
 
     Attributes:
-        base: The values of the first.
-        fixed: Values that no other could be tried for, where others may matter.
-        stated: Values that matter, and are not followed.
+        base: The configuration of the first model, flat.
+        fixed: Keys with their values: texts that change the tensors, and keys for which no other value could be tried.
+        stated: Fractions that change the tensors, with their values; no rule is sought for them.
         varied: The keys whose value changes what tensors there are.
         kinds: The entries that a list of texts may have.
         nullable: The keys of numbers for which null means something.

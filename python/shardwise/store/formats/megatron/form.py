@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.location import Location, entries_of, first_bytes
+from ...data.location import Location, entries_of, first_bytes, read_json
 from ...tensors.checkpoint import StoredCheckpoint
 from .legacy import open_ranks
 from .torch_dist import open_iteration
@@ -50,7 +49,7 @@ def _latest(path: Location) -> str:
 
 def _json(path: Location) -> Any:
     try:
-        return strict_json(first_bytes(path, MAX_JSON + 1), path)
+        return read_json(path)
     except FileNotFoundError:
         raise ParseError(
             f"{path.parent}: has no metadata.json, which torch_dist writes last: the save was interrupted; take an "

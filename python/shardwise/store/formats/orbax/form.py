@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.location import Location, first_bytes
+from ...data.location import Location, read_json
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
@@ -141,6 +140,6 @@ def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None
 def _json(path: Location) -> Any:
     """Return the JSON in a file; an empty object if the file does not exist."""
     try:
-        return strict_json(first_bytes(path, MAX_JSON + 1), path)
+        return read_json(path)
     except FileNotFoundError:
         return {}

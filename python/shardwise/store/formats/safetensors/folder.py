@@ -3,11 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
-from ...data.location import Location, entries_of, open_file, opening
+from ...data.location import Location, entries_of, open_file, opening, read_json
 from ...data.parts import BARE, MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
 from ...data.text import stays_inside
 from .header import Entry, read_header
@@ -66,13 +65,7 @@ def read_index(path: Location) -> dict[str, str]:
     Raises:
         ParseError: if it is not such an index, or names a file outside its own folder.
     """
-    file = open_file(path)
-    try:
-        if file.size > MAX_JSON:
-            raise ParseError(f"{path}: index of {file.size} bytes; at most {MAX_JSON} are allowed")
-        index = strict_json(file.read(0, file.size), path)
-    finally:
-        file.close()
+    index = read_json(path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ParseError(f"{path}: not a checkpoint index: no weight_map from tensor names to file names")

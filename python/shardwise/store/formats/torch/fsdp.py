@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.location import Location, entries_of, first_bytes, opening
+from ...data.location import Location, entries_of, opening, read_json
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_units import FLAT, local_weights, wrapped_modules
@@ -196,7 +195,7 @@ def _config(path: Location, world: int) -> dict[str, Any]:
     """Return the contents of `fsdp_config.json`, which must be of the same world."""
     file = path / _CONFIG
     try:
-        said = strict_json(first_bytes(file, MAX_JSON + 1), file)
+        said = read_json(file)
     except FileNotFoundError:
         return {}
     if not isinstance(said, dict) or said.get("world_size", world) != world:

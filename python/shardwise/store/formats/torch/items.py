@@ -16,13 +16,12 @@ from functools import partial
 from typing import Any
 
 from ...._dtypes import CODES
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.boxes import Located, contiguous_strides
 from ...data.files import Holder
-from ...data.location import Location, entries_of, opening
+from ...data.location import Location, entries_of, json_in, opening
 from ...data.parts import ITEM_INDEX, RANK_ITEM
 from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
@@ -317,9 +316,7 @@ def _values(
         return
     container = None
     if item.kind == "json":
-        if file.size > MAX_JSON:
-            raise ParseError(f"{file.path}: {file.size} bytes; at most {MAX_JSON} are allowed")
-        root, most = strict_json(file.read(0, file.size), file.path), file.size
+        root, most = json_in(file), file.size
     else:
         container = containers[rank] = Container(file)
         root, most = container.root(), container.pickle_bytes

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
-from ...data.location import entries_of, first_bytes, open_file
+from ...data.location import entries_of, open_file, read_json
 from ...data.parts import MODEL_FILES, WHOLE_FILE, check_whole, complete_set
 from ...data.text import are_sizes
 from ...tensors.checkpoint import StoredCheckpoint
@@ -77,8 +76,7 @@ def _check_ranks(path: Path, tensors: dict[str, StoredTensor]) -> None:
     cut = tensors.get("layers.0.attention.wo.weight")
     if cut is None or cut.ndim != 2 or not (path.parent / _PARAMS).exists():
         return
-    params = path.parent / _PARAMS
-    said = strict_json(first_bytes(params, MAX_JSON + 1), params)
+    said = read_json(path.parent / _PARAMS)
     held = said if isinstance(said, dict) else {}
     sizes: Any = [held.get("n_heads"), held.get("head_dim")] if "head_dim" in held else [held.get("dim")]
     whole = math.prod(sizes) if are_sizes(sizes) else cut.shape[1]

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from ...._json import MAX_JSON, strict_json
+from ...._json import MAX_JSON
 from ...._text import shown
 from ....errors import ParseError
 from ....rules.parameter_order import parameter_order
 from ...data.files import Holder
-from ...data.location import Location, entries_of, first_bytes, open_file
+from ...data.location import Location, entries_of, first_bytes, json_in, open_file
 from ...data.parts import FSDP_FOLDER, OPTIMIZER_FILE
 from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObject
 from ...tensors.model_config import config_of
@@ -143,7 +143,7 @@ def _read_json(path: Location, held: StateDicts) -> None:
     try:
         if file.size <= MAX_JSON:
             name = path.name.removesuffix(".json")
-            held.objects[name] = value_object(name, strict_json(file.read(0, file.size), path))
+            held.objects[name] = value_object(name, json_in(file))
     finally:
         file.close()
 
