@@ -55,6 +55,26 @@ COMMANDS = [
         ["fits hf", "report hf --for vllm(tp=4)"],
     ),
     (
+        f"{RESHARD} --for vllm(tp=16)",
+        "16 shards do not divide evenly; `shardwise fits` says which sizes fit the model",
+        ["fits hf", f"{RESHARD} --for vllm(tp=4)"],
+    ),
+    (
+        f"{RESHARD} --dtype fp8",
+        "such as bfloat16 or float8_e4m3fn",
+        [
+            "reshard hf made --no-sync --dtype bfloat16",
+            "reshard hf made2 --no-sync --dtype float8_e4m3fn --overflow saturate",
+        ],
+    ),
+    ("merge hf made.safetensors", "did you mean reshard?", ["reshard hf made.safetensors --no-sync"]),
+    ("compare hf hf", "did you mean diff?", ["diff hf hf"]),
+    (
+        f"{RESHARD} --tp 2",
+        "elsewhere a size is part of --mesh tp=2, or of --for 'vllm(tp=2)'",
+        [f"{RESHARD} --mesh tp=2 --rules hf/llama", "reshard hf made2 --no-sync --for 'vllm(tp=2)'"],
+    ),
+    (
         f"{RESHARD} --mesh tp=2",
         "--rules must say how the tensors are cut",
         [f"{RESHARD} --mesh tp=2 --rules hf/llama"],

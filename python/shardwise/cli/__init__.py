@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from .._text import cut
 from ..errors import InternalError, ShardwiseError, ShardwiseWarning
 from .arguments import make_parser, parse_arguments
-from .terminal import Screen, say
+from .terminal import FITS, WOULD_CUT, Screen, say
 
 __all__ = ["main"]
 
@@ -65,8 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
          └───────┘
     0
     """
+    preset = ""
     try:
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        preset = getattr(options, "preset", None) or ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ShardwiseWarning)  # The reports have them, and they are written from there.
             status = _run(options)
@@ -82,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fault(error)
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
-        say("error", [_sentence(error)])
+        said = _sentence(error)
+        # An engine cuts its own way: an uneven rule would give its ranks other elements than they look for.
+        say("error", [said.replace(WOULD_CUT, FITS) if preset.startswith(("vllm", "sglang", "megatron")) else said])
         return 2
     except MemoryError as error:
         _drop_what_cannot_be_written()

@@ -28,6 +28,15 @@ GROUPS: dict[str, frozenset[str]] = {
     ),
     "output": frozenset({"json", "quiet", "progress", "strict", "html", "all", "devices", "ranks"}),
 }
+#: The commands for words by which other programs call them.
+CALLED: dict[str, str] = {
+    **dict.fromkeys(("merge", "split", "convert", "consolidate", "shard", "copy", "unshard"), "reshard"),
+    **dict.fromkeys(("info", "list", "ls", "open", "cat"), "inspect"),
+    **dict.fromkeys(("compare", "cmp"), "diff"),
+    **dict.fromkeys(("check", "checksum", "digest"), "verify"),
+    **dict.fromkeys(("memory", "size", "estimate"), "state"),
+    **dict.fromkeys(("draw", "print"), "show"),
+}
 #: A command with fewer options shows them in one list.
 _FEWEST = 8
 
@@ -147,6 +156,12 @@ class Parser(argparse.ArgumentParser):
                     known += options
                     others += [name] * (wrong[1] in options)
         if others:
-            return f"; {wrong[1]} is an option of shardwise {', '.join(others)}"
+            said = f"; {wrong[1]} is an option of shardwise {', '.join(others)}"
+            size = wrong[1].lstrip("-")
+            if size in ("tp", "pp"):
+                return f"{said}; elsewhere a size is part of --mesh {size}=2, or of --for 'vllm({size}=2)'"
+            return said
+        if wrong[1] in CALLED and CALLED[wrong[1]] in known:
+            return f"; did you mean {CALLED[wrong[1]]}?"
         near = difflib.get_close_matches(wrong[1], known, 1, 0.7)
         return f"; did you mean {near[0]}?" if near else ""

@@ -24,6 +24,10 @@ _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓�
 #: The variables by which rich writes colours where there is no terminal.
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
+#: What the library advises for a dim that does not divide, and what is advised for an engine or a trainer.
+WOULD_CUT = 'uneven="ceil", "chunk", "balanced" or "floor" would cut it'
+FITS = "`shardwise fits` says which sizes fit the model"
+
 #: Arguments as messages of the library call them, and the options of the command for them.
 _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",

@@ -177,5 +177,8 @@ def _naming(rename: Any, rewrites: Any, only: Any, drop: Any, which: Any) -> Nam
 def _float_dtype(value: Any) -> Dtype:
     found = find_dtype(value)
     if found is None or found.origin is None or not is_float(found) or found.code is None:
-        raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
+        raise TypeError(
+            "dtype must be a floating-point dtype that a safetensors file can hold, such as bfloat16 or "
+            f"float8_e4m3fn, got {shown(value)}"
+        )
     return found
