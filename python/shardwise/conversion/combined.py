@@ -131,7 +131,7 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs
 
 
 def _in_a_row(weight: Weight, held: MadeComponent) -> Assembled:
-    """Return a number for a weight, or for each of its parts, with one dim for the parts after that of experts."""
+    """Return the numbers of a weight, or of its parts, with one dim for the parts after the dim of experts, if any."""
     made, lead = held.tensor, len(weight.lead_of(held))
     rest = list(range(lead, len(made.shape)))
     return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])

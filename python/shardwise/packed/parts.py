@@ -38,9 +38,9 @@ class Part:
 
     #: The factors, major first; `None` is unknown until the shape is there.
     factors: tuple[int | None, ...]
-    #: Which of them is cut; `None` if every device holds the whole part.
+    #: The number of the factor that is cut; `None` if every device holds the whole part.
     cut: int | None
-    #: By which axes and sub-axes, major first.
+    #: The axes and sub-axes that cut it, major first.
     axes: tuple[str, ...]
     #: The rule where it does not divide; `None` is the partition's.
     uneven: str | None
@@ -198,7 +198,7 @@ class PackedDim:
                     at += length
 
     def sizes_text(self) -> str:
-        """The numbers, for the end of a message."""
+        """Return the model's numbers that the sizes follow from, for the end of a message; empty if there are none."""
         return f", where {', '.join(f'{name} = {value}' for name, value in self.numbers)}" if self.numbers else ""
 
     def mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
@@ -223,7 +223,7 @@ class PackedDim:
 
 
 def _per_unit(one: Part) -> int:
-    """The elements of a part for each unit of its unknown factor."""
+    """Return the elements of a part for each unit of its unknown factor."""
     return one.ratio * math.prod(size for size in one.factors if size is not None)
 
 
@@ -247,10 +247,10 @@ def part(
     Args:
         factors: the sizes of the factors, major first. One of them may be `None`: it is what makes the parts add up to
             the dim, one number for all parts.
-        cut: which factor is cut; `None` if every device is to hold the whole part.
+        cut: the number of the factor that is cut, from 0; `None` if every device is to hold the whole part.
         axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
         uneven: how it is cut if it does not divide; `None` is the rule of the partition.
-        ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
+        ratio: a multiple of the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads. Of
             several axes it must be the sizes of the first ones times a divisor of the next one.
@@ -341,7 +341,7 @@ def concat(*parts: Part) -> PackedDim:
     """Make a packed dim of parts one after the other; it goes wherever the spec of a dim may go in a layout.
 
     Args:
-        parts: made by `part`.
+        parts: the parts, in the order in which they are in the dim; `part` makes one.
 
     Raises:
         LayoutError: if there are none, or more than 65,536.

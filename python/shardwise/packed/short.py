@@ -25,7 +25,7 @@ def qkv(
     order: Order = "blocked",
     v_head_dim: int | None = None,
 ) -> PackedDim:
-    """Fused queries, keys and values, cut by heads.
+    """Return the dim of fused queries, keys and values, cut by heads.
 
     Args:
         heads: the query heads.
@@ -67,7 +67,7 @@ def qkv(
 
 
 def gate_up(axes: str | Sequence[str], size: int | None = None, *, order: Order = "blocked") -> PackedDim:
-    """The gate and the up projection of a gated MLP in one tensor, each cut separately.
+    """Return the dim of a gate and an up projection of a gated MLP in one tensor, each cut separately.
 
     Args:
         axes: the axes that cut each of the two, major first.
@@ -91,14 +91,14 @@ def gate_up(axes: str | Sequence[str], size: int | None = None, *, order: Order 
 def experts(
     count: int, axes: str | Sequence[str], *, cut: Literal["experts", "features"] = "experts", fused: int = 1
 ) -> PackedDim:
-    """The rows of many experts, stacked in one dim: expert, projection, feature.
+    """Return the dim of the rows of many experts, stacked: expert, projection, feature.
 
     Args:
         count: the experts.
         axes: the axes that cut, major first.
         cut: `"experts"`, each device holds whole experts (expert parallelism); or `"features"`, each holds its
             features of all experts (tensor parallelism).
-        fused: how many projections an expert has one after the other: 2 for gate and up.
+        fused: the number of projections that an expert has one after the other: 2 for gate and up.
 
     Raises:
         LayoutError: if `cut` is neither of the two.
@@ -117,12 +117,12 @@ def experts(
 def padded_vocab(
     size: int | None, axes: str | Sequence[str], multiple: int = 64, *, per_shard: bool = False
 ) -> PackedDim:
-    """A vocabulary that is padded before it is cut; the padding, on the last devices, is never read.
+    """Return the dim of a vocabulary that is padded before it is cut; the padding, on the last devices, is never read.
 
     Args:
         size: the number of words; the whole dim if it is `None`.
         axes: the axes that cut it, major first.
-        multiple: what the padded size is a multiple of: 64 in vLLM, 128 per shard in Megatron.
+        multiple: the padded size is a multiple of this: 64 in vLLM, 128 per shard in Megatron.
         per_shard: whether every shard must be a multiple, as in Megatron.
 
     >>> from shardwise import DeviceMesh, TensorLayout

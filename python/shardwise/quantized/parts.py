@@ -122,12 +122,15 @@ class WeightGroup(NamedTuple):
         return shape
 
     def scale(self, tail: str, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> tuple[Along, ...]:
-        """Return what the dims of scales stand for: in blocks of the last two dims, or, with `None`, one for all.
+        """Return the dim of the weight, and the elements of it, that each dim of the scales named `tail` stands for.
 
-        A block of 0 is the whole dim.
+        Args:
+            tail: The end of the scales' name.
+            shape: The shape of the weight.
+            blocks: The elements of the last two dims that share a scale, 0 for all; `None` for one scale for the whole.
 
         Raises:
-            ParseError: if their shape is another one.
+            ParseError: if the scales have another shape than these blocks give.
         """
         name, _, own = self._member(tail)
         lead = tuple(Along(dim) for dim in range(len(shape) - 2))

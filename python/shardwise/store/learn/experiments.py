@@ -156,7 +156,7 @@ class Experiment:
             yield from ([*value, 1], [0, 2])
 
     def _changed(self, flat: FlatConfig, key: str, value: Any, *, lists: bool = False) -> FlatConfig:
-        """Return the values with another one; with `lists` also those that have as many entries, which follow."""
+        """Return the values with another one for a key; with `lists`, lists of as many entries get its new length."""
         found = {**flat, key: value}
         before, part = flat[key], key.rpartition(".")[0]
         if lists and type(value) is int and type(before) is int:
