@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._arguments import integer
 from ._text import shown
@@ -20,7 +21,7 @@ from .sub_axis import parse_sub_axis
 if TYPE_CHECKING:
     from .mesh import DeviceMesh
 
-__all__ = ["factored", "flatten", "submesh", "transpose", "unflatten"]
+__all__ = ["extremes_along", "factored", "flatten", "submesh", "transpose", "unflatten"]
 
 
 def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> DeviceMesh:
@@ -160,3 +161,27 @@ def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) 
         positions = (positions[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
     found: list[int] = positions.tolist()
     return found
+
+
+def extremes_along(
+    each: npt.NDArray[np.int64], world: DeviceMesh, meshes: Mapping[str, DeviceMesh], axis: str, mesh: str | None
+) -> npt.NDArray[np.int64]:
+    """Return the fewest and the most bytes of a device at each coordinate of an axis: int64 of shape (coordinates, 2).
+
+    `each` has the bytes of each device of `world`, which is the one mesh if there are no `meshes`. Without `mesh` the
+    first one that has the axis counts.
+
+    Raises:
+        MeshError: if there is no such axis or mesh.
+    """
+    known = meshes or {"mesh": world}
+    for found in known.values() if mesh is None else [known[name] for name in known if name == mesh]:
+        if axis in found.axis_names:
+            break
+    else:
+        said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
+        raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
+    at = np.array([world.index_of_label(label) for label in found.labels()], np.int64)
+    position = found.axis_names.index(axis)
+    sizes = np.moveaxis(each[at].reshape(found.shape), position, 0).reshape(found.shape[position], -1)
+    return np.stack([sizes.min(1), sizes.max(1)], 1)

@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from shardwise.cli import main
 from shardwise.cli.arguments import make_parser, parse_arguments
 from shardwise.cli.parser import DOCS as ADDRESS
-from shardwise.cli.parser import EXAMPLES, GROUPS, PAGES
+from shardwise.cli.parser import EXAMPLES, GROUPS, PAGES, Parser, columns
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -130,3 +131,15 @@ def test_an_option_of_other_commands_names_them() -> None:
     with pytest.raises(ValueError, match="; --resume is an option of shardwise reshard, extract ") as raised:
         parse_arguments(["report", "x", "--resume"])
     assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [None, "", "0", "-3", "forty", "40", "1000"])
+def test_help_is_as_wide_as_the_terminal(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if given is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", given)
+    assert columns() == shutil.get_terminal_size().columns
+    theirs = argparse.ArgumentParser(prog="shardwise", description="word " * 100)
+    ours = Parser(prog="shardwise", description="word " * 100)
+    assert ours.format_help().splitlines()[2:8] == theirs.format_help().splitlines()[2:8]

@@ -32,6 +32,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from .._garbage import uncollected
 from .._text import cut
 from ..errors import InternalError, ShardwiseError, ShardwiseWarning
 from .arguments import make_parser, parse_arguments
@@ -181,9 +182,10 @@ def _run(options: argparse.Namespace) -> int:
 
         return run_fits(Screen(), options)
     if options.command == "state":
-        from .state import run_state
+        with uncollected():  # Neither an import nor a model of a hundred thousand tensors leaves anything to collect.
+            from .state import run_state
 
-        return run_state(Screen(), options)
+            return run_state(Screen(), options)
     if options.command in ("run", "commit"):
         from . import tasks
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterator
-from typing import NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn
 
-__all__ = ["EXAMPLES", "GROUPS", "PAGES", "Parser"]
+__all__ = ["EXAMPLES", "GROUPS", "PAGES", "Parser", "columns"]
 
 #: The options of each group, by the names under which they are kept. Those in none are "other options".
 GROUPS: dict[str, frozenset[str]] = {
@@ -102,8 +105,18 @@ PAGES: dict[str, str] = {
 }
 
 
+class _Help(argparse.HelpFormatter):
+    """Help as wide as the terminal. Each argument that is added makes one of these."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=columns() - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises ValueError, and shows its options in groups."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError with the problem in one line, without the usage."""
@@ -165,3 +178,14 @@ class Parser(argparse.ArgumentParser):
             return f"; did you mean {CALLED[wrong[1]]}?"
         near = difflib.get_close_matches(wrong[1], known, 1, 0.7)
         return f"; did you mean {near[0]}?" if near else ""
+
+
+def columns() -> int:
+    """Return the columns of the terminal, as `shutil.get_terminal_size` does, whose module imports all compressions."""
+    found = 0
+    with suppress(KeyError, ValueError):
+        found = int(os.environ["COLUMNS"])
+    if found <= 0:
+        with suppress(AttributeError, ValueError, OSError):  # There is no standard output, or it is no terminal.
+            found = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    return found if found > 0 else 80

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._dtypes import CODES, DTYPES, find_dtype
-from .._garbage import uncollected
 from .._text import shown
 from ..deploy import Deployment
 from ..errors import ParseError
@@ -21,12 +20,13 @@ from ..quantized import Components, find_components
 from ..quantized.forms import NO_COMPONENTS, find_kinds
 from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.wrapped import language_config
-from ..state import OPTIMIZERS, Lora, TrainingState, key_value_caches, training_state
+from ..state import OPTIMIZERS, Lora, TrainingState, training_state
 from .state_text import Findings, print_findings, print_unknown
 from .terminal import Screen
 
 if TYPE_CHECKING:
     from ..rules.layout_map import LayoutMap
+    from ..state import Cache
 
 __all__ = ["run_state"]
 
@@ -50,11 +50,10 @@ def run_state(screen: Screen, options: argparse.Namespace) -> int:
         from .notation import parse_memory
 
         memory = parse_memory(options.memory)
-    with uncollected():
-        model = _model(options)
-        if options.rules is None:
-            return _by_names(screen, options, model, asked, memory)
-        return _by_rules(screen, options, model, asked, memory)
+    model = _model(options)
+    if options.rules is None:
+        return _by_names(screen, options, model, asked, memory)
+    return _by_rules(screen, options, model, asked, memory)
 
 
 def _by_names(
@@ -152,7 +151,11 @@ def _state(
         names = [[name for name in tensors if pattern.search(name)] for pattern in (_OUTPUT, _WORDS)]
         # Where a checkpoint has both, the output layer is the embedding.
         tied = {names[0][0]: names[1][0]} if all(names) else {}
-    caches = [] if options.cache is None else key_value_caches(model.config, tensors, **_cache(options.cache))
+    caches: Sequence[Cache] = ()
+    if options.cache is not None:
+        from ..state import key_value_caches
+
+        caches = key_value_caches(model.config, tensors, **_cache(options.cache))
     return training_state(tensors, layouts, caches=caches, quantized=weights, tied=tied, **asked)
 
 

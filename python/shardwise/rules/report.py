@@ -20,12 +20,13 @@ from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..mesh_views import extremes_along
 from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule
 from .left_out import LeftOut
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
 from .report_text import report_text, totals_lines, unmatched_text
-from .tensor_report import MAX_DEVICES, TensorReport, as_lists, checked_size, extremes_along, sum_known
+from .tensor_report import MAX_DEVICES, TensorReport, as_lists, checked_size, sum_known
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from .._dtypes import bytes_for
 from .._text import shown
-from ..errors import MeshError, SizeOverflowError
+from ..errors import SizeOverflowError
 from ..layout import TensorLayout
-from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..shared_tiling import SharedTiling
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
 
-__all__ = ["MAX_DEVICES", "TensorReport", "as_lists", "checked_size", "extremes_along", "sum_known"]
+__all__ = ["MAX_DEVICES", "TensorReport", "as_lists", "checked_size", "sum_known"]
 
 #: For larger meshes the bytes of each device are only listed if asked for.
 MAX_DEVICES = 2**20
@@ -154,30 +150,6 @@ def sum_known(numbers: Iterable[int | None]) -> int | None:
             return None
         total += number
     return total
-
-
-def extremes_along(
-    each: npt.NDArray[np.int64], world: DeviceMesh, meshes: Mapping[str, DeviceMesh], axis: str, mesh: str | None
-) -> npt.NDArray[np.int64]:
-    """Return the fewest and the most bytes of a device at each coordinate of an axis: int64 of shape (coordinates, 2).
-
-    `each` has the bytes of each device of `world`, which is the one mesh if there are no `meshes`. Without `mesh` the
-    first one that has the axis counts.
-
-    Raises:
-        MeshError: if there is no such axis or mesh.
-    """
-    known = meshes or {"mesh": world}
-    for found in known.values() if mesh is None else [known[name] for name in known if name == mesh]:
-        if axis in found.axis_names:
-            break
-    else:
-        said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
-        raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
-    at = np.array([world.index_of_label(label) for label in found.labels()], np.int64)
-    position = found.axis_names.index(axis)
-    sizes = np.moveaxis(each[at].reshape(found.shape), position, 0).reshape(found.shape[position], -1)
-    return np.stack([sizes.min(1), sizes.max(1)], 1)
 
 
 def as_lists(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -86,8 +85,7 @@ class StateShare(NamedTuple):
     allocated: Count
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """The arrays that are kept of each parameter, and how they are sharded.
 
     Attributes:

@@ -13,7 +13,7 @@ from .._fork import importing
 from .._frozen import frozen, handed_out
 from .._text import bytes_text
 from ..mesh import DeviceMesh
-from ..rules.tensor_report import extremes_along
+from ..mesh_views import extremes_along
 from .recipe import Recipe, StateShare
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -405,7 +404,7 @@ class _StateMaker:
     def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[StateShare]:
         recipe = self._recipe
         if recipe.bucket is not None and not is_first:
-            recipe = replace(recipe, bucket=None)
+            recipe = recipe._replace(bucket=None)
         return entries(recipe, parts, ways)
 
     def _locals(self, kinds: Sequence[TensorKind], firsts: tuple[int, ...]) -> list[Local]:
