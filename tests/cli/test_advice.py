@@ -48,6 +48,11 @@ COMMANDS = [
         ["fits hf", "report hf --rules hf/llama --mesh tp=4"],
     ),
     ("show 8,8 --mesh x=2 --layout x", "where it is not cut, as in x,-", ["show 8,8 --mesh x=2 --layout x,-"]),
+    (
+        """show 8,8 --mesh data=2 --layout "('data', None)\"""",
+        "without quotes, as in data,- for ('data', None)",
+        ["show 8,8 --mesh data=2 --layout data,-"],
+    ),
     ("show 8 --mesh x=2 --layout x,-", "where it is not cut, as in x", ["show 8 --mesh x=2 --layout x"]),
     (
         "report hf --for vllm(tp=3)",

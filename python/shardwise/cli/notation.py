@@ -66,7 +66,12 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     if not text.isprintable():  # Nor would an axis be; bytes that are not UTF-8 arrive as half a surrogate pair.
         raise ParseError(f"layout {text!r}: holds a character that cannot be printed")
     entries = [entry.strip() for entry in text.split(",")] if rank or text.strip() not in {"", "()"} else []
-    return TensorLayout([_spec(entry) for entry in entries])
+    try:
+        return TensorLayout([_spec(entry) for entry in entries])
+    except ParseError as error:
+        # As Python writes it.
+        hint = "; it is written without quotes, as in data,- for ('data', None)" if "'" in text or '"' in text else ""
+        raise ParseError(f"{error}{hint}") from None
 
 
 def _spec(entry: str) -> Spec:
