@@ -156,6 +156,11 @@ def numbered(text: str) -> Any:
 
 
 GENERAL = {
+    "a layout for a partition": Advice(
+        "dst must be a Partition or another Tiling, got TensorLayout; layout.partition(shape) makes one of it",
+        lambda: sw.plan_reshard(CUT.partition((4, 4)), CUT),  # type: ignore[arg-type]
+        lambda: sw.plan_reshard(CUT.partition((4, 4)), CUT.partition((4, 4))),
+    ),
     "sequence": Advice(
         "np.asarray turns a sequence into an array",
         lambda: CUT.partition((4, 4)).views(ARRAY.tolist()),

@@ -17,6 +17,7 @@ from .._dtypes import itemsize_of
 from .._frozen import handed_out
 from .._text import shown
 from ..errors import SizeOverflowError
+from ..layout import TensorLayout
 from ..tiling import Tiling
 from .orders import check_packed
 from .run import slices_of
@@ -51,7 +52,8 @@ class Transfers(Drawn):
     def __init__(self, src: Tiling, dst: Tiling, senders: Any = None) -> None:
         if not (isinstance(src, Tiling) and isinstance(dst, Tiling)):
             name, value = ("dst", dst) if isinstance(src, Tiling) else ("src", src)
-            raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
+            hint = "; layout.partition(shape) makes one of it" if isinstance(value, TensorLayout) else ""
+            raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}{hint}")
         check_packed(src, dst)
         self._senders = None if senders is None else int64_array("senders", senders).tobytes()
         self._core = CorePlan(src.core, dst.core, same_holders(src, dst), senders)
