@@ -1,6 +1,6 @@
 //! Slots: where the parts of destination pieces are put together, digested, and taken from.
 
-use shardwise_core::region::RegionBuf;
+use shardwise_core::region::{Region, RegionBuf};
 
 use crate::{
     digest::Digest,
@@ -21,6 +21,33 @@ pub(crate) struct Finding {
     pub(crate) differs: i64,
 }
 
+/// The form in which the runs of a box are copied.
+pub(crate) struct Form {
+    pub(crate) dims: Vec<Dim>,
+    pub(crate) run: i64,
+}
+
+impl Form {
+    /// The form of a box between memories with these strides.
+    pub(crate) fn between(bounds: Region<'_>, from: &[i64], to: &[i64]) -> Self {
+        let dims = (0..bounds.rank()).map(|dim| Dim { extent: bounds.extent(dim), from: from[dim], to: to[dim] });
+        let (dims, run) = collapsed(dims);
+        Self { dims, run }
+    }
+
+    /// True if the runs are all of a block of this length, one after the other.
+    pub(crate) fn fills(&self, length: i64) -> bool {
+        let mut bytes = self.run;
+        for dim in self.dims.iter().rev() {
+            if dim.from != bytes {
+                return false;
+            }
+            bytes *= dim.extent;
+        }
+        bytes == length
+    }
+}
+
 /// The memory in which one destination piece's part of a tile is put together.
 pub(crate) struct Slot<'t> {
     pub(crate) tensor: &'t Tensor,
@@ -28,6 +55,8 @@ pub(crate) struct Slot<'t> {
     pub(crate) bounds: RegionBuf,
     pub(crate) strides: Vec<i64>,
     pub(crate) start: Pointer,
+    /// True if it is the memory of a source, which is only read.
+    pub(crate) is_source: bool,
 }
 
 impl Slot<'_> {
@@ -58,12 +87,7 @@ impl Slot<'_> {
     /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
     pub(crate) fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
         let (piece, bounds) = (self.tensor.destinations.get(self.piece), self.bounds.region());
-        let dims = (0..self.strides.len()).map(|dim| Dim {
-            extent: bounds.extent(dim),
-            from: piece.strides[dim],
-            to: self.strides[dim],
-        });
-        let (dims, run) = collapsed(dims);
+        let Form { dims, run } = Form::between(bounds, piece.strides, &self.strides);
         let first = piece.at(bounds.start());
         positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
     }
@@ -72,16 +96,11 @@ impl Slot<'_> {
         let mut finding = self.nothing();
         if self.tensor.wanted.digest {
             let bounds = self.bounds.region();
-            let dims = (0..self.strides.len()).map(|dim| Dim {
-                extent: bounds.extent(dim),
-                from: self.tensor.strides[dim],
-                to: self.strides[dim],
-            });
-            let (dims, run) = collapsed(dims);
+            let Form { dims, run } = Form::between(bounds, &self.tensor.strides, &self.strides);
             let first = bounds.offset(&self.tensor.strides);
             let mut digest = Digest::default();
             positions(&dims, |position, to| {
-                // SAFETY: a run of the slot, which has just been put together and which nobody writes now.
+                // SAFETY: a run of the slot, which has just been put together, or of a source; nobody writes it now.
                 digest.add(first + position, unsafe { self.start.offset(to).slice(run) });
             });
             finding.digest = digest.value();

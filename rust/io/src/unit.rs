@@ -6,7 +6,7 @@
 
 use std::{fs::File, io::IoSliceMut, path::Path, sync::Arc};
 
-use shardwise_core::region::Region;
+use shardwise_core::region::RegionBuf;
 
 use crate::{
     error::{Error, Result, no_room},
@@ -15,8 +15,8 @@ use crate::{
     maps,
     pair::{Fetch, GAP, Group, dense_strides, groups},
     piece::Piece,
-    slot::{Finding, Slot},
-    strided::{self, Dim, Pointer, collapsed, positions},
+    slot::{Finding, Form, Slot},
+    strided::{self, Pointer, positions},
     table::Table,
     tiles::Tile,
 };
@@ -54,38 +54,11 @@ struct Read {
     form: Option<usize>,
 }
 
-/// The form in which the runs of a block are copied.
-struct Form {
-    dims: Vec<Dim>,
-    run: i64,
-}
-
 /// A copy from what was read for several slots to one of them.
 struct Copy {
     from: Pointer,
     to: Pointer,
     form: Form,
-}
-
-impl Form {
-    /// The form of a box between memories with these strides.
-    fn between(bounds: Region<'_>, from: &[i64], to: &[i64]) -> Self {
-        let dims = (0..bounds.rank()).map(|dim| Dim { extent: bounds.extent(dim), from: from[dim], to: to[dim] });
-        let (dims, run) = collapsed(dims);
-        Self { dims, run }
-    }
-
-    /// True if the runs are all of a block of this length, one after the other.
-    fn fills(&self, length: i64) -> bool {
-        let mut bytes = self.run;
-        for dim in self.dims.iter().rev() {
-            if dim.from != bytes {
-                return false;
-            }
-            bytes *= dim.extent;
-        }
-        bytes == length
-    }
 }
 
 /// A thread's buffers.
@@ -148,6 +121,10 @@ impl<'a> Worker<'a> {
             for &d in &tile.destinations {
                 let piece = tensor.destinations.get(d as usize);
                 let Some(bounds) = tile.bounds.region().overlap(piece.region) else { continue };
+                if let Some(slot) = self.slot_in_memory(tile, d as usize, &bounds) {
+                    slots.push(slot);
+                    continue;
+                }
                 let at = piece.at(bounds.region().start());
                 let strides = match &self.job.destinations[piece.holder] {
                     Destination::Memory(_) => piece.strides.to_vec(),
@@ -160,7 +137,7 @@ impl<'a> Worker<'a> {
                         Pointer::new(std::ptr::null_mut())
                     }
                 };
-                slots.push(Slot { tensor, piece: d as usize, bounds, strides, start });
+                slots.push(Slot { tensor, piece: d as usize, bounds, strides, start, is_source: false });
             }
         }
         first.push(slots.len());
@@ -173,6 +150,27 @@ impl<'a> Worker<'a> {
             used += bytes;
         }
         Ok((slots, first))
+    }
+
+    /// A slot that is the memory of a source, for what is only digested: none if the source has only a part of it, or has it
+    /// in shorter runs than a copy would.
+    fn slot_in_memory<'t>(&self, tile: &Tile, piece: usize, bounds: &RegionBuf) -> Option<Slot<'t>>
+    where
+        'a: 't,
+    {
+        let (tensor, region) = (&self.job.tensors[tile.tensor], bounds.region());
+        let destination = tensor.destinations.get(piece);
+        let Destination::Nowhere = self.job.destinations[destination.holder] else { return None };
+        let pieces = tile.sources.iter().map(|&source| tensor.sources.get(source as usize));
+        let source = pieces.into_iter().find(|source| source.region.contains(region))?;
+        let Source::Memory(memory) = &self.job.sources[source.holder] else { return None };
+        let run = |strides: &[i64]| Form::between(region, &tensor.strides, strides).run;
+        if run(source.strides) < run(&dense_strides(destination.strides, region)) {
+            return None;
+        }
+        let start = Pointer::new(memory.start).offset(source.at(region.start()));
+        let strides = source.strides.to_vec();
+        Some(Slot { tensor, piece, bounds: bounds.clone(), strides, start, is_source: true })
     }
 
     /// The reads from files for the slots, and the copies that follow; what comes from memory is
@@ -190,7 +188,8 @@ impl<'a> Worker<'a> {
             let slots = &slots[first[at]..first[at + 1]];
             for &s in &tile.sources {
                 let piece = tensor.sources.get(s as usize);
-                let meeting = slots.iter().filter_map(|slot| Some((slot.bounds.region().overlap(piece.region)?, slot)));
+                let empty = slots.iter().filter(|slot| !slot.is_source);
+                let meeting = empty.filter_map(|slot| Some((slot.bounds.region().overlap(piece.region)?, slot)));
                 if let Source::Memory(memory) = &self.job.sources[piece.holder] {
                     for (bounds, slot) in meeting {
                         let bounds = bounds.region();
