@@ -154,10 +154,12 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
 class _LayoutsByName:
     """Layouts of a plain mapping, each for the tensor of one name."""
 
-    __slots__ = ("_layouts",)
+    __slots__ = ("_layouts", "_placed")
 
     def __init__(self, layouts: Mapping[str, Any]) -> None:
         self._layouts = layouts
+        #: By the identity of the layout: many tensors have the same, which is kept here.
+        self._placed: dict[int, Placed] = {}
 
     @property
     def world(self) -> DeviceMesh | None:
@@ -180,7 +182,11 @@ class _LayoutsByName:
 
     def placed(self, path: str, rank: int) -> Placed:
         """Look up the layout of this very name."""
-        return Placed(self._layouts.get(path))
+        layout = self._layouts.get(path)
+        placed = self._placed.get(id(layout))
+        if placed is None or placed.layout is not layout:  # A copy of this object has other layouts.
+            placed = self._placed[id(layout)] = Placed(layout)
+        return placed
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
         """Return the name itself if it has a layout."""

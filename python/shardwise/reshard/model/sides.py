@@ -64,8 +64,10 @@ def worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]
     """Yield the devices of both sides, in order: those of a world, or those that hold the tensors."""
     for given, tilings in zip(layouts, tilings_of_both(pairs), strict=True):
         placing = placing_of(given)
-        if placing.world is not None and placing.names is None:
-            yield from placing.world.labels()
+        # A mapping would go through all its layouts to say so.
+        world = placing.world if placing.names is None else None
+        if world is not None:
+            yield from world.labels()
         else:
             seen: set[int] = set()
             for one in tilings:
@@ -128,16 +130,26 @@ class TilingSide:
         Raises:
             LayoutError: if it has none, or a layout does not fit.
         """
-        found: Any = self._followed.get(name)
-        own = None
-        if found is None:
-            found, own, _ = self._layouts.placed(name, len(shape))
-        tiling = self._known.get((id(found), shape, own))
-        if tiling is None:
-            if found is None:
-                raise LayoutError(f"{self._side} has no layout for {shown(name)}")
-            tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
+        (tiling,) = self.tilings({name: (shape, None)})
         return tiling
+
+    def tilings(self, tensors: Mapping[str, Described]) -> list[Tiling]:
+        """Return the tilings of tensors, as `tiling` does."""
+        known, followed, placed = self._known, self._followed, self._layouts.placed
+        found: list[Tiling] = []
+        for name, (shape, _) in tensors.items():
+            layout: Any = followed.get(name) if followed else None
+            own = None
+            if layout is None:
+                layout, own, _ = placed(name, len(shape))
+            key = id(layout), shape, own
+            tiling = known.get(key)
+            if tiling is None:
+                if layout is None:
+                    raise LayoutError(f"{self._side} has no layout for {shown(name)}")
+                tiling = known[key] = self._made(layout, name, shape, own or self._uneven)
+            found.append(tiling)
+        return found
 
     def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
         if isinstance(given, Tiling):

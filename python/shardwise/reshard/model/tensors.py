@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -78,7 +79,8 @@ def model_tensors(change: ModelChange) -> ModelTensors:
     left_out: list[LeftOut] = []
     made: Mapping[str, Assembled] = {}
     is_rewritten = bool(change.rewrites or change.source_rewrites)
-    may_follow = any(part in name for name in given for part in _FOLLOWERS)
+    joined = "\n".join(given)
+    may_follow = any(part in joined for part in _FOLLOWERS)
     if is_rewritten or may_follow or change.config is not None or any(end.is_for_models for end in ends):
         with importing:
             from .converted import Sources, converted
@@ -87,45 +89,49 @@ def model_tensors(change: ModelChange) -> ModelTensors:
         if is_rewritten:
             sources = Sources(ends[0].tiling, stored)
             listed = {name: (one.shape, one.dtype.name) for name, one in made.items()}
-    both: dict[str, tuple[Tiling, Tiling]] = {}
-    new: dict[str, Described] = {}
-    #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
-    numbers: dict[Any, int] = {}
-    pairs: list[tuple[str, Tiling, Tiling]] = []
-    places, used, bits = [], [], []
     made_of: dict[str, tuple[str, ...]] = {}
-    sizes: dict[Any, int] = {}
-    for name, (shape, dtype) in listed.items():
-        table: PieceRows | None = None
-        if sources is None:
-            before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
-        else:
-            after = ends[1].tiling(name, shape)
-            before, table, made_of[name] = sources.of(name, made[name], after)
-        key: Any = id(before), id(after)
-        if not (before.has_labels and after.has_labels):
-            key = (*key, name)
-        if key not in numbers:
-            check_packed(before, after)
-            numbers[key] = len(pairs)
-            pairs.append((name, before, after))
+    tables: Iterable[PieceRows | None] = repeat(None)
+    if sources is None:
+        before, after = ends[0].tilings(listed), ends[1].tilings(listed)
+    else:
+        after = ends[1].tilings(listed)
+        before, tables = [], []
+        for name, own in zip(listed, after, strict=True):
+            tiling, table, made_of[name] = sources.of(name, made[name], own)
+            before.append(tiling)
+            tables.append(table)
+    #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
+    numbers: dict[tuple[int, int], int] = {}
+    pairs: list[tuple[str, Tiling, Tiling]] = []
+    places, used = [], []
+    for name, src, dst, table in zip(listed, before, after, tables, strict=False):
+        key = id(src), id(dst)
+        number = numbers.get(key)
+        if number is None:
+            check_packed(src, dst)
+            number = len(pairs)
+            if src.has_labels and dst.has_labels:  # If not, holders of one tensor are not those of another.
+                numbers[key] = number
+            pairs.append((name, src, dst))
             places.append(table)
-        if isinstance(dtype, list):
-            dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
+        used.append(number)
+    # The fields of a structured dtype are a list.
+    new = {
+        name: one if type(one[1]) is not list else (one[0], dtype_of(one[1], f"the dtype of {shown(name)}"))
+        for name, one in listed.items()
+    }
+    sizes: dict[Any, int] = {}
+    for name, (_, dtype) in new.items():
         if dtype not in sizes:
             sizes[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
-        used.append(numbers[key])
-        bits.append(sizes[dtype])
-        both[name] = before, after
-        new[name] = shape, dtype
     held = {} if sources is None else {name: sources.stored(name) for names in made_of.values() for name in names}
     return ModelTensors(
         new,
         new if sources is None else stored,
-        both,
+        dict(zip(new, zip(before, after, strict=True), strict=True)),
         pairs,
         np.array(used, np.int64),
-        np.array(bits, np.int64),
+        np.array([sizes[dtype] for _, dtype in new.values()], np.int64),
         places,
         made_of,
         held,
