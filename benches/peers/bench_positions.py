@@ -65,11 +65,11 @@ def all_ranks() -> Iterator[Row]:
     places = positions_of(deployment, shapes)
     count = sum(map(len, offsets.values()))
 
-    def located() -> list[Any]:
-        return [places.shards(name, given) for name, given in offsets.items()]
+    def located() -> dict[str, Any]:
+        return places.shards(offsets)
 
     # As each rank finds its own.
-    for (name, given), (shards, local, holders) in zip(offsets.items(), located(), strict=True):
+    for (name, given), (shards, local, holders) in zip(offsets.items(), located().values(), strict=True):
         for one in places.locate("cpu:9", name, given):
             (start,) = [at for device, parameter, at in holders[shards[one.which[0]]] if device == "cpu:9"]
             assert np.array_equal(local[one.which] + start, one.positions)

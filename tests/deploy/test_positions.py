@@ -49,7 +49,7 @@ def test_shards_are_where_each_device_says(name: str) -> None:
             for offset, position in zip(offsets[one.which].tolist(), one.positions.tolist(), strict=True)
         }
         try:
-            shards, local, holders = places.shards(tensor, offsets)
+            shards, local, holders = places.shards({tensor: offsets})[tensor]
         except LayoutError:
             # Some element is on two devices that do not hold the same.
             assert len({(device, offset) for device, _, offset, _ in expected}) > len(offsets)
@@ -67,7 +67,7 @@ def test_shards_are_where_each_device_says(name: str) -> None:
 def test_shards_refuse_what_is_not_in_the_tensor() -> None:
     places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
     with refused(IndexError, "offsets has 6, which is not within the tensor 'w' of 6 elements"):
-        places.shards("w", [0, 6])
+        places.shards({"w": [0, 6]})
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -320,7 +320,7 @@ def test_listed_boxes_are_one_after_the_other() -> None:
         assert (tensor, which.tolist()) == ("w", [*range(len(own))])
         assert values[back].tolist() == own[::-1].tolist()
     with pytest.raises(LayoutError, match="no layout says how 'w' is cut, so its boxes have no numbers; locate says"):
-        places.shards("w", offsets)
+        places.shards({"w": offsets})
     with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(4, 4\), and its tiling \(4, 3\)"):
         positions_of({"w": tiling}, {"w": (4, 4)}).parameters("a")
     with pytest.raises(LayoutError, match="no tensor is on 'c'; the devices are"):

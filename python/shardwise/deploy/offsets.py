@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import Held
+from .._text import shown
+from ..errors import LayoutError
+from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
 from .parameters import LocalParameter
@@ -22,16 +25,20 @@ __all__ = [
     "GivenOffsets",
     "ListedBoxes",
     "Offsets",
+    "ShardPlaces",
     "boxes_held",
     "check_within",
     "is_holder",
     "turned",
     "whole_numbers",
+    "whole_shards",
 ]
 
 Offsets = npt.NDArray[np.int64]
 #: Offsets as they are given: of 64 bits or of 32.
 GivenOffsets = npt.NDArray[np.signedinteger[Any]]
+#: For each shard of a tensor its devices, each with a parameter that has it and its first position there.
+ShardPlaces = tuple[tuple[tuple[Any, str, int], ...], ...]
 
 
 class Found(NamedTuple):
@@ -60,7 +67,7 @@ class FoundShards(NamedTuple):
 
     shards: Offsets
     local: Offsets
-    places: tuple[tuple[tuple[Any, str, int], ...], ...]
+    places: ShardPlaces
 
 
 class Slab(NamedTuple):
@@ -179,3 +186,24 @@ def is_holder(partition: Tiling, device: Any) -> bool:
     """Return whether a device has an array of a tensor that is cut so."""
     mesh = getattr(partition, "device_mesh", None)
     return device in partition.holders if mesh is None else holds(mesh, device)
+
+
+def whole_shards(tensor: str, tiling: Tiling) -> tuple[Partition, list[list[Any]]]:
+    """Return the partition of a tensor each of whose elements is in one shard, and the devices of each shard.
+
+    Raises:
+        LayoutError: if it is not such a partition.
+    """
+    if not isinstance(tiling, Partition):
+        raise LayoutError(
+            f"no layout says how {shown(tensor)} is cut, so its boxes have no numbers; locate says device by device "
+            "which elements it holds"
+        )
+    holders = [tiling.devices_holding(number) for number in range(tiling.total_shards)]
+    boxes = [piece.box for each in holders for piece in tiling.pieces(each[0])]
+    if sum(math.prod(side.stop - side.start for side in box) for box in boxes) != math.prod(tiling.shape):
+        raise LayoutError(
+            f"shards of {shown(tensor)} have elements in common, so none is the shard of an element; locate says "
+            "device by device which of them it holds"
+        )
+    return tiling, holders

@@ -15,7 +15,6 @@ from .._core import Held
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import UnevenRule
-from ..partition import Partition
 from ..piece import Piece
 from ..placing import Placing, partition_of, placing_of
 from ..rules.layout_rule import checked_uneven
@@ -27,11 +26,13 @@ from .offsets import (
     GivenOffsets,
     ListedBoxes,
     Offsets,
+    ShardPlaces,
     boxes_held,
     check_within,
     is_holder,
     turned,
     whole_numbers,
+    whole_shards,
 )
 from .parameters import LocalParameter, shapes_of
 from .sparse_values import flat_memory, joined_values, pair_of, raw_memory, values_for
@@ -123,12 +124,11 @@ class Positions:
         which, local = self._boxes_of(device, tensor).locate(given)
         return [Found(slab.parameter, which, local + slab.start) for slab in slabs if len(which)]
 
-    def shards(self, tensor: str, offsets: Any) -> FoundShards:
-        """Return the positions of these elements of a tensor on all devices, in one pass over the offsets.
+    def shards(self, offsets: Mapping[str, Any]) -> dict[str, FoundShards]:
+        """Return the positions of elements on all devices, in one pass over the offsets.
 
         Args:
-            tensor: the name of the tensor.
-            offsets: flat positions in the whole tensor, in any order.
+            offsets: for each tensor flat positions in the whole tensor, in any order.
 
         Raises:
             LayoutError: if there is no such tensor or no layout for it; if shards have elements in common, as those of
@@ -137,39 +137,40 @@ class Positions:
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
-        >>> found = places.shards("w", [5, 1])
+        >>> found = places.shards({"w": [5, 1]})["w"]
         >>> found.shards.tolist(), found.local.tolist(), found.places
         ([1, 0], [2, 1], ((('cpu:0', 'w', 0),), (('cpu:1', 'w', 0),)))
         """
-        given, partition = self._offsets(tensor, offsets), self.partition(tensor)
+        ready = {name: self._offsets(name, given) for name, given in offsets.items()}
+        # Of all tensors at once: memory of many small arrays takes longer to come by than it takes to fill.
+        shards, local = np.empty((2, sum(map(len, ready.values()))), np.int64)
+        found, at = {}, 0
+        for name, given in ready.items():
+            part = slice(at, at + len(given))
+            found[name] = FoundShards(
+                shards[part], local[part], self._shards_into(name, given, shards[part], local[part])
+            )
+            at = part.stop
+        return found
+
+    def _shards_into(self, tensor: str, given: GivenOffsets, shards: Offsets, local: Offsets) -> ShardPlaces:
+        """Write the shard of each offset and the offset in it, and return the places of each shard."""
+        partition = self.partition(tensor)
         if partition is None:
             self._check(tensor, given)
-            holders: list[list[Any]] = [list(self.devices)]
-            shards, local = np.zeros(len(given), np.int64), given.astype(np.int64)
+            holders = [list(self.devices)]
+            shards[:], local[:] = 0, given
         else:
-            if not isinstance(partition, Partition):
-                raise LayoutError(
-                    f"no layout says how {shown(tensor)} is cut, so its boxes have no numbers; locate says device by "
-                    "device which elements it holds"
-                )
-            holders = [partition.devices_holding(number) for number in range(partition.total_shards)]
-            boxes = [piece.box for each in holders for piece in partition.pieces(each[0])]
-            own = sum(math.prod(side.stop - side.start for side in box) for box in boxes)
-            if own != math.prod(partition.shape):
-                raise LayoutError(
-                    f"shards of {shown(tensor)} have elements in common, so none is the shard of an element; locate "
-                    "says device by device which of them it holds"
-                )
+            partition, holders = whole_shards(tensor, partition)
             try:
-                shards, local = partition.locate(given)
+                partition.core.locate_into(given, shards, local)
             except IndexError:
                 self._check(tensor, given)  # It names the tensor.
                 raise
-        places = tuple(
+        return tuple(
             tuple((device, *slab) for device in each for slab in self._held(device).slabs.get(tensor, ()))
             for each in holders
         )
-        return FoundShards(shards, local, places)
 
     def updates(self, device: Any, changed: Changed) -> Updates:
         """Return the part of a sparse change for one device: for each parameter positions and values.

@@ -86,7 +86,8 @@ fn with_offsets<'py, W: Work<'py>>(offsets: &Bound<'py, PyAny>, work: &mut W) ->
     work.run(offsets.py(), wide.try_readonly().map_err(wrong)?.as_slice().map_err(wrong)?)
 }
 
-fn wrong(error: impl std::fmt::Display) -> PyErr {
+/// The error for arrays of another kind than a function of the core's takes.
+pub(crate) fn wrong(error: impl std::fmt::Display) -> PyErr {
     PyTypeError::new_err(error.to_string())
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numpy::PyUntypedArray;
+use numpy::{PyArray1, PyArrayMethods, PyUntypedArray};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -20,6 +20,7 @@ use crate::{
     arrays,
     convert::{Numbers, integers, position},
     errors::{LayoutError, answer, detached, guard, poll_among, to_py},
+    held::wrong,
     layout::Layout,
     memory::room,
     views,
@@ -124,6 +125,19 @@ macro_rules! partition_class {
             #[pyo3(signature = (offsets, /))]
             fn locate<'py>(&self, py: Python<'py>, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
                 guard(|| $crate::partition::located(py, $crate::partition::roomy(&*self.core)?, offsets))
+            }
+
+            /// `locate` of an array, into two int64 arrays of its length.
+            #[pyo3(signature = (offsets, shard_ids, local_offsets, /))]
+            fn locate_into<'py>(
+                &self,
+                offsets: &Bound<'py, PyAny>,
+                shard_ids: &Bound<'py, PyAny>,
+                local_offsets: &Bound<'py, PyAny>,
+            ) -> PyResult<()> {
+                guard(|| {
+                    $crate::partition::located_into($crate::partition::roomy(&*self.core)?, offsets, [shard_ids, local_offsets])
+                })
             }
 
             /// The inverse of `locate`.
@@ -302,6 +316,24 @@ pub(crate) fn located<'py>(
         Ok(())
     })?;
     PyTuple::new(py, [shard_ids, locals])
+}
+
+/// `located` of an array, into arrays that are there.
+pub(crate) fn located_into<'py>(
+    core: &dyn CoreDivided,
+    offsets: &Bound<'py, PyAny>,
+    out: [&Bound<'py, PyAny>; 2],
+) -> PyResult<()> {
+    let array = Numbers::new("offsets", offsets)?;
+    let [shard_ids, locals] = out.map(Bound::cast::<PyArray1<i64>>);
+    let (mut shard_ids, mut locals) =
+        (shard_ids?.try_readwrite().map_err(wrong)?, locals?.try_readwrite().map_err(wrong)?);
+    let (shard_ids, locals) = (shard_ids.as_slice_mut().map_err(wrong)?, locals.as_slice_mut().map_err(wrong)?);
+    let given = array.slice()?;
+    if [shard_ids.len(), locals.len()] != [given.len(); 2] {
+        return Err(wrong("shard_ids and local_offsets must be as long as offsets"));
+    }
+    detached(offsets.py(), |poll| core.locate_into(given, shard_ids, locals, poll))
 }
 
 /// The inverse of `located`.
