@@ -111,6 +111,23 @@ def test_what_does_not_add_up_is_named(tmp_path: Path) -> None:
     assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "no"), "--source-mesh", "tp=2"]) == 2
 
 
+def test_a_file_that_is_a_copy_of_another_ranks_is_named(tmp_path: Path) -> None:
+    """Nothing else tells, as the shapes are right. Parts that are equal in some tensors, or of one value, are taken."""
+    cut = {"w": 0, "v": 1}
+    ranks_of(tmp_path / "a", cut, WHOLE)
+    second = tmp_path / "a" / "consolidated.01.safetensors"
+    good = load_file(second)
+    shutil.copy(tmp_path / "a" / "consolidated.00.safetensors", second)
+    with pytest.raises(sw.ParseError, match=r"ranks 0 and 1 begin alike in all 2 tensors .* a copy of the other"):
+        sw.open_checkpoint(tmp_path / "a", layouts=rules())
+    save_file({**good, "w": WHOLE["w"][:4]}, second)
+    with sw.open_checkpoint(tmp_path / "a", layouts=rules()) as checkpoint:
+        assert np.array_equal(checkpoint.read("w")[4:], WHOLE["w"][:4])
+    ranks_of(tmp_path / "zeros", cut, {name: np.zeros_like(array) for name, array in WHOLE.items()})
+    with sw.open_checkpoint(tmp_path / "zeros", layouts=rules()) as checkpoint:
+        assert not checkpoint.read("w").any()
+
+
 def test_every_verb_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Described, compared, verified and reported as one checkpoint; a copy that differs is damage."""
     bare, whole, cut = tmp_path / "bare", tmp_path / "whole", tmp_path / "cut.toml"

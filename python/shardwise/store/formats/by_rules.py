@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._dtypes import DTYPES
 from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseError
 from ...layout import TensorLayout
@@ -37,6 +38,9 @@ _ENGINE = re.compile(r"model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P
 _SAFETENSORS = re.compile(
     r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})\.safetensors"
 )
+
+#: The bytes of a tensor that are read to tell ranks apart.
+_BEGINNING = 64
 
 
 def open_by_rules(
@@ -69,9 +73,56 @@ def open_by_rules(
                     raise ParseError(f"{path}: rank {rank} has tensor {shown(name)} in two of its files")
                 held[name][rank] = tensor
     tensors = {name: _tensor(path, name, layouts, labels, ranks) for name, ranks in held.items()}
+    _check_unequal(path, {name: held[name] for name, whole in tensors.items() if _is_cut(whole, held[name])})
     objects = {name: value for file in opened[0] for name, value in file.objects.items()}
     every = [file for files in opened for file in files]
     return StoredCheckpoint(path, "ranks by rules", tensors, every, Besides(objects=objects, unreadable=unreadable))
+
+
+def _is_cut(whole: StoredTensor, ranks: Mapping[int, StoredTensor]) -> bool:
+    """Return whether each rank has a part of a tensor that no other has."""
+    return len(whole.pieces) >= len(ranks) > 1 and not whole.replicas
+
+
+def _check_unequal(path: Location, cut: Mapping[str, Mapping[int, StoredTensor]]) -> None:
+    """Check that no rank's parts begin like another's, in all tensors that are cut.
+
+    A few bytes of the first tensors tell ranks apart, unless a file is a copy of another.
+
+    Raises:
+        ParseError: if a file is; names the ranks.
+    """
+    together = [[*range(max((len(ranks) for ranks in cut.values()), default=0))]]
+    are_plain = True
+    for ranks in cut.values():
+        found: dict[tuple[int, bytes], list[int]] = {}
+        for at, group in enumerate(together):
+            for rank in group:
+                start = _beginning(ranks[rank])
+                are_plain &= len({*start}) < 2
+                found.setdefault((at, start), []).append(rank)
+        together = [group for group in found.values() if len(group) > 1]
+        if not together:
+            return
+    if not are_plain:
+        one, other = together[0][:2]
+        raise ParseError(
+            f"{path}: ranks {one} and {other} begin alike in all {len(cut)} tensors of which the rules say that each "
+            "has another part: one file is a copy of the other"
+        )
+
+
+def _beginning(tensor: StoredTensor) -> bytes:
+    """Return the first bytes of a rank's tensor, none if they are not stored as they are."""
+    if len(tensor.pieces) != 1 or not tensor.pieces[0].is_addressable or not tensor.ndim:
+        return b""
+    piece = tensor.pieces[0]
+    _, holder, begin, strides = piece.extent()
+    itemsize = tensor.bits // 8
+    count = min(tensor.shape[-1], _BEGINNING // itemsize) if strides[-1] == itemsize else 1
+    size = count * itemsize
+    own = StoredPiece(((0, size),), piece.path, key=piece.key, locate=lambda: (holder, begin, (1,)))
+    return StoredTensor(tensor.name, DTYPES["uint8"], (size,), [own]).read().tobytes()
 
 
 def _files_of(path: Location, count: int) -> list[list[str]]:

@@ -323,7 +323,11 @@ def _terms(atoms: Sequence[tuple[str, Any]], sizes: Any) -> str | None:
         for chosen in itertools.combinations(atoms, degree):
             text = " * ".join(f"({name})" if "//" in name and degree > 1 else name for name, _ in chosen)
             products.append((text, np.prod([column for _, column in chosen], axis=0)))
-    products += [(f"({text}) * ({text})" if "//" in text else f"{text} * {text}", column**2) for text, column in atoms]
+    named = [(f"({text})" if "//" in text else text, column) for text, column in atoms]
+    products += [(f"{text} * {text}", column**2) for text, column in named]
+    # An area of patches, times a size: of pairs only, or there are too many.
+    pairs = itertools.permutations(named, 2) if len(named) < 5 else ()
+    products += [(f"{size} * {text} * {text}", row * column**2) for (size, row), (text, column) in pairs]
     products = products[:64]
     for count in range(1, _MOST_TERMS):
         if len(products) > (0, 64, 64, 28, 16)[count]:
