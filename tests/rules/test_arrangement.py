@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import shardwise as sw
-from shardwise.rules.arrangement import parse_arrangement
+from shardwise.rules.arrangement import Arrangement, parse_arrangement
 
 HEADS = parse_arrangement("(heads d) hidden -> heads d hidden", {"d": 4})
+
+
+def heads_with(**sizes: int) -> Arrangement:
+    return replace(HEADS, sizes=tuple({**dict(HEADS.sizes), **sizes}.items()))
 
 
 def test_what_is_unknown_is_what_is_left_of_its_dim() -> None:
@@ -16,7 +22,7 @@ def test_what_is_unknown_is_what_is_left_of_its_dim() -> None:
     assert HEADS.solved(HEADS.common, (3, 4, 5)) == {"heads": 3, "d": 4, "hidden": 5}
     one = parse_arrangement("a -> a 1")
     assert one.solved(one.common, (7, 1)) == {"a": 7}
-    assert HEADS.solved(HEADS.stored, (12, 5), {"heads": 3}) == {"heads": 3, "d": 4, "hidden": 5}
+    assert heads_with(heads=3).solved(HEADS.stored, (12, 5)) == {"heads": 3, "d": 4, "hidden": 5}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,7 @@ def test_what_is_unknown_is_what_is_left_of_its_dim() -> None:
 )
 def test_what_does_not_fit_is_named(shape: tuple[int, ...], more: dict[str, int], message: str) -> None:
     with pytest.raises(sw.LayoutError, match=message):
-        HEADS.solved(HEADS.stored, shape, more)
+        heads_with(**more).solved(HEADS.stored, shape)
 
 
 def test_two_unknown_in_one_dim_are_named() -> None:

@@ -53,7 +53,7 @@ class TokenReader:
         self._text, self._at = text, 0
 
     def call(self) -> PresetCall:
-        name = self._word("the name of a preset")
+        name = self._word()
         values: list[Any] = []
         options: dict[str, Any] = {}
         if self._take("("):
@@ -106,10 +106,10 @@ class TokenReader:
             return found["one"] if found["one"] is not None else found["two"]
         return {"true": True, "false": False}.get(word.lower(), word)
 
-    def _word(self, wanted: str) -> str:
+    def _word(self) -> str:
         found = self._peek()
         if found is None or found["word"] is None:
-            raise self._error(wanted)
+            raise self._error("the name of a preset")
         self._at = found.end()
         word: str = found["word"]
         return word

@@ -98,7 +98,7 @@ def modelopt(group: WeightGroup) -> LogicalTensor | None:
                 "NVFP4 is known, with F8_E4M3"
             )
         group.shape("weight_scale_2")
-        return four_bits(group, "weight", _group_size(group.given, 16), "NVFP4")
+        return four_bits(group, "weight", _group_size(group.given), "NVFP4")
     if not _is_scaled(group, ("weight_scale",)):
         return None
     shape = group.matrix("weight")
@@ -130,6 +130,8 @@ def modelopt(group: WeightGroup) -> LogicalTensor | None:
 
 #: Scales that are powers of two.
 _E8M0 = ("U8", "F8_E8M0")
+#: The elements of a block of NVFP4, unless a configuration says so.
+_NVFP4_GROUP = 16
 
 
 def mxfp8(group: WeightGroup) -> LogicalTensor | None:
@@ -182,14 +184,14 @@ def mxfp4(group: WeightGroup) -> LogicalTensor | None:
     return group.tensor("MXFP4 in groups of 32", shape, {"blocks": (*along, WHOLE), "scales": scales})
 
 
-def _group_size(given: Given, default: int) -> int:
+def _group_size(given: Given) -> int:
     groups = given.config.get("config_groups")
     for one in groups.values() if isinstance(groups, dict) else ():
         weights = one.get("weights") if isinstance(one, dict) else None
         size = weights.get("group_size") if isinstance(weights, dict) else None
         if size is not None:
-            return Given({"group_size": size}, None).integer("group_size") or default
-    return given.integer("group_size") or default
+            return Given({"group_size": size}, None).integer("group_size") or _NVFP4_GROUP
+    return given.integer("group_size") or _NVFP4_GROUP
 
 
 def _is_scaled(group: WeightGroup, tails: tuple[str, ...]) -> bool:

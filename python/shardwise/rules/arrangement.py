@@ -54,7 +54,7 @@ class Arrangement:
         left = " ".join(_written(group, sizes) for group in self.stored)
         return f"{left} -> {' '.join(_written(group, {}) for group in self.common)}"
 
-    def solved(self, groups: _DimNames, shape: Sequence[int], more: Mapping[str, int] | None = None) -> dict[str, int]:
+    def solved(self, groups: _DimNames, shape: Sequence[int]) -> dict[str, int]:
         """The sizes of the names of dims, `stored` or `common`, that have this shape.
 
         Raises:
@@ -64,7 +64,7 @@ class Arrangement:
         >>> arrangement.solved(arrangement.stored, (12, 5))
         {'d': 4, 'heads': 3, 'hidden': 5}
         """
-        found = {**dict(self.sizes), **(more or {})}
+        found = dict(self.sizes)
         if len(shape) != len(groups):
             raise LayoutError(f"it has {len(shape)} dims; {shown(self.text)} is for {len(groups)}")
         for dim, (group, size) in enumerate(zip(groups, shape, strict=True)):

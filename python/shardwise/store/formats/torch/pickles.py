@@ -232,23 +232,16 @@ def _is_allowed(name: str) -> bool:
     return any(module.startswith(start) and attribute in names for start, names in _MOVED.items())
 
 
-def read_strict(
-    data: bytes, where: object, *, attributes: Collection[str] | None = None, persistent: bool = False
-) -> Any:
-    """Read a pickle in which every global must have a meaning here.
+def read_strict(data: bytes, where: object, *, persistent: bool = False) -> Any:
+    """Read a pickle in which every global must have a meaning here; messages begin with `where`.
 
-    Args:
-        data: The pickle.
-        where: The beginning of messages.
-        attributes: The attributes of the outermost object that this rule holds for; others may hold inert records.
-        persistent: Whether the pickle may refer to storages outside of it.
+    With `persistent` the pickle may refer to storages outside of it.
 
     Raises:
         ParseError: if it does not follow the format, or names a global that is not read here.
     """
-    strict = None if attributes is None else list(attributes)
     try:
-        return read_pickle(data, _is_allowed, strict=strict, persistent=persistent)
+        return read_pickle(data, _is_allowed, persistent=persistent)
     except ParseError as error:
         raise ParseError(f"{where}: {error}{_says_what(error)}") from None
 

@@ -154,7 +154,7 @@ class Spans:
                 begins.append(found)
                 sizes.append(total if self.is_each else self._partition_size(row, number, total))
                 if self.is_each:
-                    self._check_lengths(row, number, [part.masters[number].shape[0] for part in row], total, "master")
+                    self._check_lengths(row, number, [part.masters[number].shape[0] for part in row], total)
             self._begins.append(begins)
             self._sizes.append(sizes)
             if not self.is_each:
@@ -203,12 +203,12 @@ class Spans:
             f"{row[0].file.path.name} has {lengths[0]}: they are not the partitions of {len(row)} ranks"
         )
 
-    def _check_lengths(self, row: list[RankArrays], number: int, lengths: list[int], total: int, kind: str) -> None:
+    def _check_lengths(self, row: list[RankArrays], number: int, lengths: list[int], total: int) -> None:
         for part, length in zip(row, lengths, strict=True):
             if length != total:
                 why = ": it may be offloaded to files of their own, which are not read" if length < 2 < total else ""
                 raise ParseError(
-                    f"{part.file.path}: {kind} of group {number} has {length} elements; by param_shapes a rank of "
+                    f"{part.file.path}: master of group {number} has {length} elements; by param_shapes a rank of "
                     f"{len(row)} has {total}{why}"
                 )
 
