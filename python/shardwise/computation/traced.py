@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -46,12 +46,11 @@ def computation_from_jax(
         from jax import tree_util
     closed = jax.make_jaxpr(function)(*shapes)
     paths = [tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(shapes)[0]]
-    return computation_of_jaxpr(_read(closed) | {"names": paths}, rules=rules, unknown=unknown)
+    return computation_of_jaxpr(_read(closed.jaxpr, closed.consts) | {"names": paths}, rules=rules, unknown=unknown)
 
 
-def _read(closed: Any) -> dict[str, Any]:
-    """Read a closed jaxpr of JAX."""
-    jaxpr = closed.jaxpr
+def _read(jaxpr: Any, consts: Sequence[Any] = ()) -> dict[str, Any]:
+    """Read a jaxpr of JAX, with the values of its constants."""
     numbers: dict[Any, int] = {}
     for variable in (*jaxpr.invars, *jaxpr.constvars):
         numbers[variable] = len(numbers)
@@ -80,7 +79,7 @@ def _read(closed: Any) -> dict[str, Any]:
     return {
         "inputs": [_aval(variable.aval) for variable in jaxpr.invars],
         "consts": [_aval(variable.aval) for variable in jaxpr.constvars],
-        "values": [_listed(array) for array in getattr(closed, "consts", ())],
+        "values": [_listed(array) for array in consts],
         "eqns": eqns,
         "outputs": [value(variable) for variable in jaxpr.outvars],
     }
@@ -105,7 +104,7 @@ def _param(given: Any) -> Any:
     if isinstance(given, np.generic):
         return given.item()
     if hasattr(given, "eqns"):
-        return {"jaxpr": _read(given if hasattr(given, "jaxpr") else _Closed(given))}
+        return {"jaxpr": _read(given.jaxpr, given.consts) if hasattr(given, "jaxpr") else _read(given)}
     if hasattr(given, "spec"):
         return {
             "spec": [[] if axes is None else [axes] if isinstance(axes, str) else list(axes) for axes in given.spec]
@@ -116,13 +115,6 @@ def _param(given: Any) -> Any:
     if isinstance(given, (tuple, list, set, frozenset)):
         return [_param(each) for each in given]
     return str(given)
-
-
-class _Closed:
-    """A jaxpr with no constants, as one that is closed."""
-
-    def __init__(self, jaxpr: Any) -> None:
-        self.jaxpr = jaxpr
 
 
 def _place(eqn: Any) -> str:

@@ -19,7 +19,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .flow import Specs
-from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
+from .given import GivenAxes, Policy, check_policy, layout_of, layout_text, mesh_of, mesh_text, shape_text, specs_of
 from .move import Move, axes_json, move_between
 from .why import Reasons
 
@@ -113,7 +113,7 @@ class LocalEinsum(Drawn):
         for name, layout in self.operands.items():
             lines.append(f"{name}: {_held(layout, self.shapes[name])}.")
         lines += [f"{_moved(move)}." for move in self.before]
-        shape = _sizes(self.local_shapes["result"])
+        shape = shape_text(self.local_shapes["result"], "a scalar")
         lines.append(f"Each device computes {shape} with {self.flops:,} flops.")
         lines += [f"{_moved(move)}." for move in self.after]
         lines.append(f"result: {_held(self.result, self.result_shape)}.")
@@ -314,24 +314,16 @@ def _why(found: LocalEinsum) -> str:
         said.append(reasons.summed())
     elif found.after:
         said.append(reasons.moved(len(found.shapes), specs_of(found.computed), specs_of(found.result)))
-    cut = [f"{letter} over {_axes_text(axes)}" for letter, axes in found.cuts.items() if axes]
+    cut = [f"{letter} over {'+'.join(axes)}" for letter, axes in found.cuts.items() if axes]
     if not said and cut:
         return f"The operands agree: each device has what it needs, with {' and '.join(cut)} cut in the result as well."
     return " ".join(said) or "Nothing is cut: each device computes the whole result."
 
 
-def _axes_text(axes: Sequence[str]) -> str:
-    return "+".join(axes)
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "a scalar"
-
-
 def _held(layout: TensorLayout, shape: tuple[int, ...]) -> str:
     partial = f", addends over {', '.join(layout.unreduced)}" if layout.unreduced else ""
-    axes = ",".join(_axes_text(spec) or "-" for spec in specs_of(layout)) or "()"
-    return f"{axes}{partial}, {_sizes(layout.partition(shape).largest_shard_shape)} on each device"
+    held = shape_text(layout.partition(shape).largest_shard_shape, "a scalar")
+    return f"{layout_text(layout)}{partial}, {held} on each device"
 
 
 def _moved(move: Move) -> str:

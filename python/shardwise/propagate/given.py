@@ -11,7 +11,17 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 
-__all__ = ["GivenAxes", "Policy", "check_policy", "layout_of", "mesh_of", "mesh_text", "specs_of"]
+__all__ = [
+    "GivenAxes",
+    "Policy",
+    "check_policy",
+    "layout_of",
+    "layout_text",
+    "mesh_of",
+    "mesh_text",
+    "shape_text",
+    "specs_of",
+]
 
 #: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
 Policy = Literal["explicit", "shardy", "least"]
@@ -69,3 +79,13 @@ def mesh_text(mesh: DeviceMesh) -> str:
     'dp=2, tp=4'
     """
     return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def layout_text(layout: TensorLayout) -> str:
+    """Write the axes of each dim: `"dp,-,tp+sp"`."""
+    return ",".join("+".join(spec) or "-" for spec in specs_of(layout)) or "()"
+
+
+def shape_text(shape: Sequence[int], scalar: str = "scalar") -> str:
+    """Write a shape: `"8 x 16"`."""
+    return " x ".join(map(str, shape)) or scalar

@@ -11,7 +11,7 @@ from ..layout import TensorLayout
 from ..reshard.collectives import CollectiveObstacle, steps_between
 from ..reshard.cost import LinkModel, timed
 from ..reshard.kinds import Collective, CollectiveStep
-from .given import specs_of
+from .given import shape_text, specs_of
 
 __all__ = ["Move", "axes_json", "move_between"]
 
@@ -61,10 +61,9 @@ class Move:
         """The move in a line: bytes, collectives, the tensor and the op, its place in the source, why."""
         times = f" {self.times} times," if self.times > 1 else ""
         place = f" ({self.source})" if self.source else ""
-        shape = " x ".join(map(str, self.shape)) or "scalar"
         return (
             f"{bytes_text(self.bytes_in_all)}:{times} {self.kinds} of {self.tensor} of {self.op}{place}, "
-            f"{shape} {self.dtype}{self.when and f', {self.when}'}. {self.why}"
+            f"{shape_text(self.shape)} {self.dtype}{self.when and f', {self.when}'}. {self.why}"
         )
 
     @property

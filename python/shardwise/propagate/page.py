@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._text import bytes_text
-from ..layout import TensorLayout
 from ..rules.page import plain_page
 from ..show.html import html_of, table_html
 from .drawn import moves_picture
-from .given import mesh_text, specs_of
+from .given import layout_text, mesh_text, shape_text
 from .move import Move
 
 __all__ = ["page_of"]
@@ -34,7 +33,12 @@ def page_of(found: Any, title: str) -> str:
         for at, (number, layout) in enumerate(zip(computation.outputs, found.results, strict=True))
     ]
     rows = [
-        (name, _sizes(computation.shapes[at]), computation.dtypes[at], "free" if layout is None else _axes(layout))
+        (
+            name,
+            shape_text(computation.shapes[at]),
+            computation.dtypes[at],
+            "free" if layout is None else layout_text(layout),
+        )
         for name, at, layout in ends[:_MOST]
     ]
     sections = [
@@ -51,17 +55,9 @@ def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
     for move in moves:
         why = " ".join([move.when and f"{move.when[0].upper()}{move.when[1:]}.", move.why]).strip()
         why = f"{why} Shardy does not list it." if move.implied else why
-        shape = f"{_sizes(move.shape)} {move.dtype}"
+        shape = f"{shape_text(move.shape)} {move.dtype}"
         alike.setdefault((move.kinds, move.tensor, shape, move.op, move.source, why), []).append(move)
     sums = [
         (sum(move.bytes_in_all for move in same), sum(move.times for move in same), row) for row, same in alike.items()
     ]
     return [(bytes_text(size), f"{times:,}", *row) for size, times, row in sorted(sums, key=lambda each: -each[0])]
-
-
-def _axes(layout: TensorLayout) -> str:
-    return ",".join("+".join(spec) or "-" for spec in specs_of(layout)) or "()"
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
