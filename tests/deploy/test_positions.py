@@ -64,6 +64,15 @@ def test_shards_are_where_each_device_says(name: str) -> None:
     assert told
 
 
+def test_shards_of_no_offsets() -> None:
+    places = positions_of(dict.fromkeys("vw", TensorLayout(("x",), DeviceMesh((2,), ("x",)))), {"v": (6,), "w": (6,)})
+    for given in ({"v": [], "w": []}, {"v": [], "w": [4]}, {"w": [4], "v": []}):
+        found = places.shards(given)
+        assert {name: (one.shards.tolist(), one.local.tolist()) for name, one in found.items()} == {
+            name: ([1] * len(offsets), [1] * len(offsets)) for name, offsets in given.items()
+        }
+
+
 def test_shards_refuse_what_is_not_in_the_tensor() -> None:
     places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
     with refused(IndexError, "offsets has 6, which is not within the tensor 'w' of 6 elements"):

@@ -163,7 +163,8 @@ class Positions:
         else:
             partition, holders = whole_shards(tensor, partition)
             try:
-                partition.core.locate_into(given, shards, local)
+                if len(given):  # Two arrays of no elements may have the same memory.
+                    partition.core.locate_into(given, shards, local)
             except IndexError:
                 self._check(tensor, given)  # It names the tensor.
                 raise

@@ -120,6 +120,11 @@ def test_padding_and_names() -> None:
     memory["cpu:3"]["lm_head.weight"][-1, 0] = 5
     (fault,) = [fault for report in reports("fused, keys repeated", memory) for fault in report.faults]
     assert fault == ("", "cpu:3", "lm_head.weight", "1 elements of padding are not zero")
+    memory["cpu:3"]["lm_head.weight"][-1, 0] = 0
+    floats = {name: array.astype(np.float32) for name, array in memory["cpu:3"].items()}
+    assert memory_digests(engine, "cpu:3", shapes, floats).faults == ()
+    floats["lm_head.weight"][-1, 0] = -0.0  # Only the bit of the sign.
+    assert [fault[1:] for fault in memory_digests(engine, "cpu:3", shapes, floats).faults] == [fault[1:]]
     with refused(LayoutError, "lacks the parameter"):
         memory_digests(engine, "cpu:0", shapes, {})
     with refused(LayoutError, "sums has shape (1, 4)"):
@@ -135,6 +140,27 @@ def test_torch_memory() -> None:
     for device, parameters in memory.items():
         tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
         assert memory_digests(engine, device, shapes, tensors) == memory_digests(engine, device, shapes, parameters)
+
+
+def test_padding_of_any_dtype_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    rules = {"w": TensorLayout((sw.packed.padded_vocab(3, "x", 4),), DeviceMesh((1,), ("x",)))}
+    for dtype in (
+        torch.float8_e8m0fnu,
+        torch.float8_e4m3fn,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.bool,
+    ):
+        size = torch.empty(0, dtype=dtype).element_size()
+        raw = torch.ones(4 * size, dtype=torch.uint8)
+        raw[3 * size :] = 0
+        memory = {"w": raw.view(dtype)}
+        assert memory_digests(rules, "cpu:0", {"w": (3,)}, memory).faults == (), dtype
+        raw[-1] = 1 if dtype == torch.bool else 128
+        (fault,) = memory_digests(rules, "cpu:0", {"w": (3,)}, memory).faults
+        assert fault.why == "1 elements of padding are not zero"
 
 
 def test_manifests_prove_memory_and_cut_files(tmp_path: Path) -> None:

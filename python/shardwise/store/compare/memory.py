@@ -27,7 +27,7 @@ from ...pieces import Bounds
 from ...reshard.model.memory import Repeat
 from ...shared_tiling import SharedTiling
 from ...tiling import Tiling
-from ..data.digest import Digest, digest
+from ..data.digest import Digest, digest, digests_of_pieces, elements_with_bits
 from ..data.engine import DIGEST_MODULUS
 from ..data.text import box_text
 from ..tensors.checkpoint import StoredCheckpoint
@@ -115,6 +115,9 @@ def memory_digests(
     boxes: dict[str, dict[Bounds, Digest]] = {}
     parameters: dict[str, str] = {}
     faults: list[MemoryFault] = []
+    asked: list[tuple[Any, tuple[int, ...], Piece]] = []
+    #: For each place of a tensor its parameter, its key and the bounds of its boxes.
+    held_at: list[tuple[str, str, list[Bounds]]] = []
     for one in places.local_parameters(device):
         if one.name not in memory:
             raise LayoutError(f"memory lacks the parameter {shown(one.name)} of {shown(device)}")
@@ -122,17 +125,22 @@ def memory_digests(
         views = one.views(array)
         held = 0
         for key, view in views.items():
-            tensor = key.tensor if isinstance(key, Repeat) else key
+            tensor = _tensor_of(key)
             pieces = _pieces(places, tensor, device)
             held += sum(map(_count, pieces))
-            found = {_bounds(piece): digest(view, shape=places.shapes[tensor], pieces=[piece]) for piece in pieces}
-            if tensor not in boxes:
-                boxes[tensor], parameters[tensor] = found, one.name
-            elif found != boxes[tensor]:
-                faults.append(MemoryFault(tensor, device, one.name, f"{key} does not hold what the first place holds"))
+            asked += [(view, places.shapes[tensor], piece) for piece in pieces]
+            held_at.append((one.name, key, [_bounds(piece) for piece in pieces]))
         if held < math.prod(one.shape) and (wrong := _outside(array, views, places, device)):
             why = f"{wrong} elements of padding are not zero"
             faults.append(MemoryFault("", device, one.name, why))
+    digests = iter(digests_of_pieces(asked))
+    for parameter, key, bounds in held_at:
+        tensor = _tensor_of(key)
+        found = dict(zip(bounds, islice(digests, len(bounds)), strict=True))
+        if tensor not in boxes:
+            boxes[tensor], parameters[tensor] = found, parameter
+        elif found != boxes[tensor]:
+            faults.append(MemoryFault(tensor, device, parameter, f"{key} does not hold what the first place holds"))
     sums = np.zeros((len(names), _LIMBS), np.int64)
     for row, name in enumerate(names):
         if name in boxes:
@@ -310,10 +318,15 @@ def _bounds(piece: Piece) -> Bounds:
     return tuple((side.start, side.stop) for side in piece.box)
 
 
+def _tensor_of(key: str) -> str:
+    """Return the tensor of a view, which may be a further place of it."""
+    return key.tensor if isinstance(key, Repeat) else key
+
+
 def _outside(array: Any, views: Mapping[str, Any], places: Positions, device: Any) -> int:
-    """Return the number of elements of a parameter that are in no tensor and not zero."""
+    """Return the number of elements of a parameter that are in no tensor and have a bit that is not zero."""
     inside = 0
     for key, view in views.items():
-        for piece in _pieces(places, key.tensor if isinstance(key, Repeat) else key, device):
-            inside += int((piece.view(view) != 0).sum())
-    return int((array != 0).sum()) - inside
+        for piece in _pieces(places, _tensor_of(key), device):
+            inside += elements_with_bits(piece.view(view))
+    return elements_with_bits(array) - inside

@@ -17,10 +17,10 @@ from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ...piece import Piece, Slices, check_slices
 from ...pieces import LocatedPiece
-from .digest_torch import KEYS, RADIX, digest_boxes, integers
+from .digest_torch import KEYS, RADIX, digest_boxes, integers, words_of
 from .engine import DIGEST_MODULUS, CopyJob, check_threads
 
-__all__ = ["Digest", "digest"]
+__all__ = ["Digest", "digest", "digests_of_pieces", "elements_with_bits"]
 
 _TEXT = re.compile(r"([^\x00-\x1f]+)\[((?:\d+(?:,\d+)*)?)\]:([0-9a-f]{32})", re.ASCII)
 
@@ -143,10 +143,8 @@ def digest(
             "a part of a tensor needs shape and one of box, pieces and offsets; a whole tensor none of them"
         )
     check_threads(threads)
-    is_torch = _is_torch(array)
-    memory = _tensor(array) if is_torch else _array(array)
+    memory, dtype = _memory(array)
     whole = tuple(memory.shape) if shape is None else sizes_of("shape", shape)
-    dtype = _dtype_name(array.dtype if is_torch else memory.dtype)
     if offsets is not None:
         places = int64_array("offsets", offsets.cpu().numpy() if _is_torch(offsets) else offsets).reshape(-1)
         return Digest(_of_offsets(memory, whole, places), dtype, whole)
@@ -159,15 +157,46 @@ def digest(
     return Digest(digest_boxes(parts, whole), dtype, whole)
 
 
+def digests_of_pieces(parts: Iterable[tuple[Any, tuple[int, ...], Piece]]) -> list[Digest]:
+    """Return the digest of a piece of each array, given the shape of its tensor; all on the CPU are read as one job."""
+    job = CopyJob()
+    nowhere = job.discard()
+    found: list[tuple[int | None, str, tuple[int, ...]]] = []
+    for array, shape, piece in parts:
+        memory, dtype = _memory(array)
+        part = _placed(piece, memory, shape)
+        if isinstance(memory, np.ndarray):
+            _add_parts(job, nowhere, [part], memory.itemsize, shape)
+            found.append((None, dtype, shape))
+        else:
+            found.append((digest_boxes([part], shape), dtype, shape))
+    numbers = iter(job.run().digests)
+    return [Digest(next(numbers) if number is None else number, dtype, shape) for number, dtype, shape in found]
+
+
+def elements_with_bits(array: Any) -> int:
+    """Return the number of elements of an array, of numpy or PyTorch, that have a bit that is not zero, as -0.0 has."""
+    memory, _ = _memory(array)
+    if not isinstance(memory, np.ndarray):
+        is_set = (words_of(memory) != 0).any(-1) if memory.is_complex() else memory != 0
+        return int(is_set.sum())
+    if memory.itemsize in (1, 2, 4, 8):
+        return int(np.count_nonzero(memory.view(f"u{memory.itemsize}")))
+    return int(np.count_nonzero(np.ascontiguousarray(memory).reshape(-1, 1).view(np.uint8).any(-1)))
+
+
 _DigestPart = tuple[tuple[tuple[int, int], ...], Any]
+
+
+def _add_parts(job: CopyJob, nowhere: int, parts: list[_DigestPart], itemsize: int, shape: tuple[int, ...]) -> None:
+    sources = [LocatedPiece(box, job.read_array(view), 0, view.strides) for box, view in parts]
+    targets = [LocatedPiece.dense(box, nowhere, 0, itemsize) for box, _ in parts]
+    job.add_tensor(shape, itemsize, sources, targets, digest=True)
 
 
 def _of_boxes(parts: list[_DigestPart], itemsize: int, shape: tuple[int, ...], threads: int | None) -> int:
     job = CopyJob()
-    nowhere = job.discard()
-    sources = [LocatedPiece(box, job.read_array(view), 0, view.strides) for box, view in parts]
-    targets = [LocatedPiece.dense(box, nowhere, 0, itemsize) for box, _ in parts]
-    job.add_tensor(shape, itemsize, sources, targets, digest=True)
+    _add_parts(job, job.discard(), parts, itemsize, shape)
     return sum(job.run(threads=threads).digests) % DIGEST_MODULUS
 
 
@@ -225,6 +254,14 @@ _AT_ONCE = 1 << 18
 
 def _is_torch(array: Any) -> bool:
     return any(f"{kind.__module__}.{kind.__qualname__}" == "torch.Tensor" for kind in type(array).__mro__)
+
+
+def _memory(array: Any) -> tuple[Any, str]:
+    """Return an array's memory, as an array of numpy or a tensor on a device, and the name of its dtype."""
+    if _is_torch(array):
+        return _tensor(array), _dtype_name(array.dtype)
+    memory = _array(array)
+    return memory, _dtype_name(memory.dtype)
 
 
 def _tensor(tensor: Any) -> Any:

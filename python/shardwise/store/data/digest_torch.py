@@ -24,7 +24,7 @@ from ..._fork import importing
 from ...pieces import Bounds
 from .engine import DIGEST_MODULUS
 
-__all__ = ["KEYS", "RADIX", "digest_boxes", "integers"]
+__all__ = ["KEYS", "RADIX", "digest_boxes", "integers", "words_of"]
 
 #: The bytes of a block of the digest, the 8-byte words of a block, and the 8-bit digits of a factor.
 _BLOCK, _WORDS, _DIGITS = 4096, 512, 16
@@ -67,6 +67,12 @@ def integers(tensor: Any) -> Any:
     return tensor.view(kinds[size]) if size in kinds else tensor
 
 
+def words_of(tensor: Any) -> Any:
+    """Return a view of complex numbers of 16 bytes as two integers each, in a last dim."""
+    torch = _torch()
+    return torch.view_as_real(tensor).view(torch.int64)
+
+
 def digest_boxes(parts: list[tuple[Bounds, Any]], shape: tuple[int, ...]) -> int:
     """Return the digest of boxes of a tensor of this shape, each with a view of its elements on a device."""
     total = _Sum()
@@ -74,7 +80,7 @@ def digest_boxes(parts: list[tuple[Bounds, Any]], shape: tuple[int, ...]) -> int
         box, sizes = (box, shape) if shape else (((0, 1),), (1,))
         view = view if shape else view.reshape(1)
         if view.is_complex():
-            view, box, sizes = _torch().view_as_real(view).view(_torch().int64), (*box, (0, 2)), (*sizes, 2)
+            view, box, sizes = words_of(view), (*box, (0, 2)), (*sizes, 2)
         if view.numel():
             _add_box(total, box, view, sizes)
     return total.value()
