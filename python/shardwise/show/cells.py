@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..mesh import DeviceMesh
 from ..partition import Partition
@@ -37,42 +37,40 @@ _MOST_PANELS = 4
 _MOST_WHOLE = 3
 
 
-class Cells(Protocol):
+class Cells:
     """A regular grid: the number of cells along each dim, the bounds of each, and the holders of each combination."""
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of cells along each dim."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The length of each dim."""
-
-    @property
-    def unit(self) -> str:
-        """The label of a cell."""
-
-    @property
-    def copies(self) -> str:
-        """The word for what several holders of a cell hold."""
+    #: The number of cells along each dim.
+    counts: tuple[int, ...]
+    #: The length of each dim.
+    shape: tuple[int, ...]
+    #: The label of a cell.
+    unit: str
+    #: The word for what several holders of a cell hold.
+    copies = "replicas"
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Return where a cell begins and ends along a dim."""
+        raise NotImplementedError
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
         """Return start and stop along a dim of those cells of a range that are not empty."""
+        return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Return the first holders of a cell, at most so many, and how many there are."""
+        raise NotImplementedError
 
     def title(self, dim: int) -> str:
         """Return the title of a side: its dim, and the axes that cut it where they are known."""
+        raise NotImplementedError
 
     def range_text(self, start: int, stop: int) -> str:
         """Write where a range of cells begins and ends, as `span` gives it."""
+        return _range(start, stop)
 
 
-class ShardCells:
+class ShardCells(Cells):
     """The shards of a partition that is not packed."""
 
     unit = "shard"
@@ -124,16 +122,11 @@ class ShardCells:
         )
         return f"dim {dim}: {self.shape[dim]}" + (f", cut in {self.counts[dim]:,} by {by}" if by else ", not cut")
 
-    def range_text(self, start: int, stop: int) -> str:
-        """Write where a range of cells begins and ends, as `span` gives it."""
-        return _range(start, stop)
 
-
-class ChunkCells:
+class ChunkCells(Cells):
     """The chunks of a regular grid."""
 
     unit = "chunk"
-    copies = "replicas"
 
     def __init__(self, tiling: Tiling, chunks: Sequence[int]) -> None:
         self._tiling, self._chunks = tiling, chunks
@@ -144,10 +137,6 @@ class ChunkCells:
         """Return where a cell begins and ends along a dim."""
         chunk, size = self._chunks[dim], self.shape[dim]
         return min(cell * chunk, size), min((cell + 1) * chunk, size)
-
-    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Return start and stop along a dim of those cells of a range that are not empty."""
-        return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Return the first holders of a cell, at most so many, and how many there are."""
@@ -160,16 +149,11 @@ class ChunkCells:
         """Return the title of a side: its dim, and the axes that cut it where they are known."""
         return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
 
-    def range_text(self, start: int, stop: int) -> str:
-        """Write where a range of cells begins and ends, as `span` gives it."""
-        return _range(start, stop)
 
-
-class DeviceCells:
+class DeviceCells(Cells):
     """The devices of a mesh, as cells of a picture."""
 
     unit = "device"
-    copies = "replicas"
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
@@ -178,10 +162,6 @@ class DeviceCells:
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Return where a cell begins and ends along a dim."""
         return cell, cell + 1
-
-    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Return start and stop along a dim of those cells of a range that are not empty."""
-        return start, stop
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Return the first holders of a cell, at most so many, and how many there are."""
