@@ -167,7 +167,7 @@ def test_the_inverse_undoes_the_last_first() -> None:
     both = sw.Rewrites([one]) + sw.Rewrites([other], unmatched="refuse")
     assert both.inverse() == sw.Rewrites([other], unmatched="refuse").inverse() + sw.Rewrites([one]).inverse()
     assert both.inverse().inverse() == both
-    with pytest.raises(sw.LayoutError, match="cannot be turned round: size is missing"):
+    with pytest.raises(sw.LayoutError, match="cannot be undone: size is missing"):
         sw.Rewrites([{"from": "a", "to": {"name": "b", "pad_to": 8}}]).inverse()
 
 

@@ -248,7 +248,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--sharding",
         metavar="HOW",
         help="ddp (the default), zero-redundancy, zero1, zero2, zero3, fsdp1, fsdp2, hsdp, megatron, megatron-ddp; "
-        "none for what the rules cut",
+        "none shards only what the rules cut",
     )
     state.add_argument(
         "--over", metavar="AXES", help="the axes over which it shards; those of data parallelism if left out"
@@ -301,8 +301,8 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--from-tp-plan",
         metavar="HF",
         type=Path,
-        help="print rules that cut as transformers does: a Hugging Face folder, whose tensors' rules are kept; its "
-        "config.json; or a plan, model.tp_plan, as JSON",
+        help="print rules that cut as transformers does. HF is a Hugging Face folder, whose tensors the rules are for; "
+        "or a config.json; or a plan, model.tp_plan, as JSON",
     )
     rules.add_argument(
         "--record",

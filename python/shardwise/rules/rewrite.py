@@ -105,7 +105,7 @@ class Rewrite:
         """
         if self.target.pad_to is not None and self.size is None:
             raise LayoutError(
-                f"the rewrite to {shown(self.target.names[0][1].text)} cannot be turned round: size is missing, and "
+                f"the rewrite to {shown(self.target.names[0][1].text)} cannot be undone: size is missing, and "
                 "nothing else says how much is padding"
             )
         return replace(self, source=self.target, target=self.source)

@@ -81,7 +81,7 @@ class _Common(NamedTuple):
         """Read `common.pt`, and add it to the files of the index."""
         path = index.folder / _COMMON
         if not path.exists():
-            raise ParseError(f"{index.folder}: has no {_COMMON}, which Megatron writes with all others: it is missing")
+            raise ParseError(f"{index.folder}: has no {_COMMON}, which Megatron writes next to the other files")
         file = open_file(path)
         index.files.append(file)
         index.beside.append(file)

@@ -293,5 +293,5 @@ def joined_ranges(path: Location, name: str, shape: tuple[int, ...], held: Gathe
             ranges.append(FlatRange(part.container, part.tensor, 0, at, at + size))
         at += size
     if at != math.prod(shape):
-        raise ParseError(f"{path}: the ranks have {at} elements of {shown(name)} of shape {shape} together")
+        raise ParseError(f"{path}: the ranks together have {at} elements of {shown(name)}, whose shape is {shape}")
     return of_ranges(name, shape, held.parts[0].tensor.dtype, ranges)
