@@ -274,6 +274,20 @@ def test_torch_memory() -> None:
         for one in engine.parameters_of(device, shapes):
             found = whole[one.name].reshape(-1).to(torch.complex128).numpy()
             assert (found == (dense(one, shapes) != PADDING)).all()
+    # Dtypes of which PyTorch picks and puts no elements, with values that have strides.
+    for dtype in (torch.uint16, torch.uint64, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2):
+        size = torch.empty(0, dtype=dtype).element_size()
+        whole = {n: torch.zeros(one.numel() * size, dtype=torch.uint8) for n, one in memory.items()}
+        ones = {n: torch.ones(2 * len(at) * size, dtype=torch.uint8).view(dtype)[::2] for n, (at, _) in changed.items()}
+        given = {name: (at, ones[name]) for name, (at, _) in changed.items()}
+        places.apply(device, {name: one.view(dtype) for name, one in whole.items()}, given)
+        updates = places.updates(device, given)
+        for one in engine.parameters_of(device, shapes):
+            expected = np.repeat(dense(one, shapes) != PADDING, size)
+            assert (whole[one.name].numpy() == expected).all()
+            at, values = updates[one.name]
+            assert values.dtype == dtype
+            assert len(at) == expected.sum() // size
 
 
 def listed(whole: tuple[int, ...]) -> Tiling:

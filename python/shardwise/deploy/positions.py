@@ -35,7 +35,7 @@ from .offsets import (
     whole_shards,
 )
 from .parameters import LocalParameter, shapes_of
-from .sparse_values import flat_memory, joined_values, pair_of, raw_memory, values_for
+from .sparse_values import as_integers, flat_memory, joined_values, pair_of, picked, raw_memory, values_for
 
 __all__ = ["Changed", "Positions", "Updates", "positions_of"]
 
@@ -253,7 +253,8 @@ class Positions:
                 count += boxes.scatter(offsets, raw, memory_raw[start : start + boxes.room])
             else:
                 which, at = boxes.locate(offsets)
-                flat[at + start] = values[which]
+                whole, some = as_integers(flat), picked(values, which)
+                whole[at + start] = some if whole is flat else as_integers(some)
                 count += len(which)
         return count
 
@@ -323,7 +324,7 @@ class Positions:
             if name in slabs:
                 which, local = self._boxes_of(device, name).locate(offsets)
                 if len(which):
-                    own = values[which]
+                    own = picked(values, which)
                     for slab in slabs[name]:
                         parts.setdefault(slab.parameter, []).append((local + slab.start, own))
         return {name: joined_values(name, found) for name, found in parts.items()}

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError
 from .offsets import Offsets
 
-__all__ = ["flat_memory", "joined_values", "pair_of", "raw_memory", "values_for"]
+__all__ = ["as_integers", "flat_memory", "joined_values", "pair_of", "picked", "raw_memory", "values_for"]
 
 
 def raw_memory(array: Any) -> Any:
@@ -31,6 +32,25 @@ def raw_memory(array: Any) -> Any:
     return np.frombuffer(memory, f"u{size}")
 
 
+def as_integers(array: Any) -> Any:
+    """Return a tensor of PyTorch as integers of its elements' size, of which it can pick any; an array as it is."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "element_size") or array.is_conj() or array.is_neg():
+        return array
+    with importing:
+        import torch
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    size = array.element_size()
+    return array.view(kinds[size]) if size in kinds and array.dtype != kinds[size] else array
+
+
+def picked(values: Any, which: Offsets) -> Any:
+    """Return some of the values, with their dtype."""
+    if hasattr(values, "resolve_conj"):
+        values = values.resolve_conj().resolve_neg()
+    found = as_integers(values)[which]
+    return found if found.dtype == values.dtype else found.view(values.dtype)
+
+
 def joined_values(name: str, parts: list[tuple[Offsets, Any]]) -> tuple[Offsets, Any]:
     """Return the changes of one parameter, from all tensors in it."""
     if len(parts) == 1:
@@ -45,9 +65,9 @@ def joined_values(name: str, parts: list[tuple[Offsets, Any]]) -> tuple[Offsets,
     else:
         # PyTorch's own, which is there if its tensors are.
         joined = values[0].new_empty(sum(map(len, values)))
-        at = 0
+        whole, at = as_integers(joined), 0
         for one in values:
-            joined[at : at + len(one)] = one
+            whole[at : at + len(one)] = as_integers(one) if whole is not joined else one
             at += len(one)
     return np.concatenate([at for at, _ in parts]), joined
 
