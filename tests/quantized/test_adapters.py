@@ -193,11 +193,12 @@ def test_experts_that_are_tensors_of_their_own_follow_their_stack() -> None:
     assert held[f"{name}w2.lora_B.weight"].shape == (48, RANK)
 
 
-def test_experts_of_one_parameter_are_refused_and_cut_by_rules_of_their_own() -> None:
+@pytest.mark.parametrize("of", ["", "base_layer."])  # Of `down_proj`, and of `gate_up_proj`.
+def test_experts_of_one_parameter_are_refused_and_cut_by_rules_of_their_own(of: str) -> None:
     """PEFT has A expert by expert and B with the expert fastest, as its einsum "o r e, e r i -> e o i" reads them."""
     experts, rows, columns = 4, 6, 5
     rng = np.random.default_rng(1)
-    name = "base_model.model.layers.0.mlp.experts."
+    name = f"base_model.model.layers.0.mlp.experts.{of}"
     tensors = {
         f"{name}lora_A.weight": rng.normal(size=(experts * RANK, columns)),
         f"{name}lora_B.weight": rng.normal(size=(rows, RANK * experts)),
@@ -208,8 +209,8 @@ def test_experts_of_one_parameter_are_refused_and_cut_by_rules_of_their_own() ->
     _, why = followers(with_states(Components(None, {}, ()), described(tensors)), layouts)[f"{name}lora_A.weight"]
     assert isinstance(why, str)
     assert "A has one expert after the other, B has them in turn; a rule for its own name places it" in why
-    layouts[r"experts\.lora_A\.weight$"] = (sw.packed.parse(f"({experts}@ep {RANK})"), None)
-    layouts[r"experts\.lora_B\.weight$"] = (None, sw.packed.parse(f"({RANK} {experts}@ep)"))
+    layouts[r"experts\.(base_layer\.)?lora_A\.weight$"] = (sw.packed.parse(f"({experts}@ep {RANK})"), None)
+    layouts[r"experts\.(base_layer\.)?lora_B\.weight$"] = (None, sw.packed.parse(f"({RANK} {experts}@ep)"))
 
     def delta(held: Arrays, count: int) -> np.ndarray[Any, Any]:
         a = held[f"{name}lora_A.weight"].reshape(count, -1, columns)
