@@ -237,6 +237,18 @@ def test_tensors_of_types_are_those_of_default_configurations(kind: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["apertus", "cohere", "granite", "olmo2", "phi", "glm4v_moe_text"])
+def test_types_whose_code_takes_a_size_of_heads_that_no_configuration_lists(kind: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from shardwise.rules.model_shapes import model_shapes
+
+    config = CONFIG_MAPPING[kind]().to_dict() | {"model_type": kind, "head_dim": 32, "architectures": None}
+    made = {name: shape for name, (shape, _) in transformers.written_tensors(config).items()}
+    assert model_shapes(config) == made
+
+
+@pytest.mark.slow
 def test_a_recorded_file_states_the_tensors_of_its_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole way: the file of one model, then `fits` and the tensors of another one from that file alone."""
     from shardwise.rules.model_shapes import model_shapes
