@@ -169,3 +169,17 @@ def test_every_verb_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "--source-mesh must say of which mesh" in capsys.readouterr().err
         assert main([command, str(bare), *how[2:]]) == 2
         assert "--source-rules must say how tensors are cut" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_a_file_of_a_rank_next_to_another_ranks_is_not_a_whole_checkpoint(tmp_path: Path, ending: str) -> None:
+    values = np.arange(32, dtype="f4").reshape(8, 4)
+    for rank in range(2):
+        sw.save_checkpoint(tmp_path / f"rank{rank}.{ending}", {"w": values[4 * rank :][:4]}, sync=False)
+    with pytest.raises(sw.ParseError, match=r"one of several ranks has.*part=True"):
+        sw.open_checkpoint(tmp_path / f"rank1.{ending}")
+    with sw.open_checkpoint(tmp_path / f"rank1.{ending}", part=True) as checkpoint:
+        assert checkpoint["w"].shape == (4, 4)
+    (tmp_path / f"rank0.{ending}").unlink()
+    with sw.open_checkpoint(tmp_path / f"rank1.{ending}") as checkpoint:
+        assert checkpoint["w"].shape == (4, 4)

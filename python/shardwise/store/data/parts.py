@@ -67,7 +67,7 @@ _OF_A_RANK = re.compile(r".*_world_size_(?!1_)\d+_rank_\d+\.pt")
 #: Names of ranks' files that do not state how tensors are cut, such as Meta's; and of Megatron's folders of ranks.
 _BARE_RANK = re.compile(
     r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})"
-    r"(?P<end>(?:[._-][A-Za-z][\w.-]*)?\.(?:pth?|bin|ckpt))",
+    r"(?P<end>(?:[._-][A-Za-z][\w.-]*)?\.(?:pth?|bin|ckpt|safetensors))",
     re.ASCII,
 )
 _RANK_FOLDER = re.compile(r"(?P<start>mp_rank_)(?P<rank>\d\d)(?P<end>(?:_\d{3})?)", re.ASCII)

@@ -34,11 +34,6 @@ __all__ = ["open_by_rules"]
 
 #: The names of an engine's files: one for each rank and part.
 _ENGINE = re.compile(r"model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P<tp>\d{1,6}))-part-\d+\.safetensors")
-#: The name of a rank's safetensors file.
-_SAFETENSORS = re.compile(
-    r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})\.safetensors"
-)
-
 #: The bytes of a tensor that are read to tell ranks apart.
 _BEGINNING = 64
 
@@ -139,9 +134,7 @@ def _files_of(path: Location, count: int) -> list[list[str]]:
         rank = int(match["rank"]) if match["rank"] is not None else int(match["pp"]) * width + int(match["tp"])
         found.setdefault(rank, []).append(name)
     if not found:
-        of_torch = {rank: [name] for rank, name in bare_ranks(there).items()}
-        own = {int(match["rank"]): [match[0]] for match in map(_SAFETENSORS.fullmatch, there) if match is not None}
-        found = max(of_torch, own, key=len)
+        found = {rank: [name] for rank, name in bare_ranks(there).items()}
     if not found:
         raise ParseError(
             f"{path}: has no files of ranks, of which the names would end with the number of a rank: "
