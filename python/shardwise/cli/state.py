@@ -17,6 +17,7 @@ from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
+from ..quantized.component import StoredLook
 from ..quantized.forms import NO_COMPONENTS, find_kinds
 from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.wrapped import language_config
@@ -38,7 +39,7 @@ _CACHE = ("batch", "context", "dtype", "block")
 class _ModelOutline(NamedTuple):
     """A model as it is known: the dtype and shape of each tensor, its configuration, and how values are read."""
 
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    tensors: Mapping[str, StoredLook]
     config: Mapping[str, Any]
     read: Callable[[str], bytes | None]
 
@@ -106,7 +107,7 @@ def _by_rules(
     stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in model.tensors.items()}
     rewrites = Rewrites.from_toml(options.rules, config=given or (dict(model.config) or None))
     outline, weights = rewritten_outline(stored, rewrites, components_in(stored, model.config, model.read), model.read)
-    tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
+    tensors = {name: StoredLook(dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
 
     def made(sharding: str) -> TrainingState:
         own = _ModelOutline(tensors, model.config, model.read)
@@ -145,7 +146,7 @@ def _state(
     asked: dict[str, Any],
     weights: Components,
 ) -> TrainingState:
-    tensors = {name: (shape, code) for name, (code, shape) in model.tensors.items()}
+    tensors = model.tensors
     tied = {}
     if language_config(model.config).get("tie_word_embeddings") is True:
         names = [[name for name in tensors if pattern.search(name)] for pattern in (_OUTPUT, _WORDS)]
@@ -167,7 +168,7 @@ def _model(options: argparse.Namespace) -> _ModelOutline:
         if is_described(path):
             listed = described_tensors(path, options.rules)
             config = {} if options.config is None else read_config(options.config)
-            tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
+            tensors = {name: StoredLook(dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
             return _ModelOutline(tensors, config or _described_config(path), lambda name: None)
     with opened_model(options.model, options.config, options.rules) as (outline, given, read):
         kept = {name: read(name) for name in outline if name.endswith(("g_idx", "weight_shape"))}

@@ -11,6 +11,7 @@ from .._arguments import path_of
 from .._fork import importing
 from .._garbage import uncollected
 from ..errors import LayoutError
+from ..quantized.component import StoredLook
 from ..rules.numbers import Config, read_config
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Known", "opened_model"]
 
 #: Dtype and shape of each stored tensor, what the configuration says, and how values are read.
-Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], "Reader"]
+Known = tuple[dict[str, StoredLook], Mapping[str, Any], "Reader"]
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def opened_model(
             yield _configured(given, rules)
             return
         with opened as checkpoint:
-            outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint.described()}
+            outline = {name: StoredLook(each.code or each.name, shape) for name, each, shape in checkpoint.described()}
             given = config_of(path) if config is None else read_config(config)
             yield outline, given, reader_of(checkpoint)
 

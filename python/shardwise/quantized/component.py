@@ -15,7 +15,7 @@ from ..errors import LayoutError
 if TYPE_CHECKING:
     from ..rules.within import Within
 
-__all__ = ["Along", "Component", "LogicalTensor"]
+__all__ = ["Along", "Component", "LogicalTensor", "StoredLook"]
 
 
 class Along(NamedTuple):
@@ -51,6 +51,13 @@ class Component(NamedTuple):
     shape: tuple[int, ...]
     #: The meaning of each of its dims.
     along: tuple[Along, ...]
+
+
+class StoredLook(NamedTuple):
+    """The dtype of a stored tensor, as the safetensors format writes it, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class LogicalTensor(NamedTuple):

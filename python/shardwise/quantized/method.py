@@ -106,7 +106,7 @@ def stated_method(given: Mapping[str, Any]) -> str | None:
     'awq'
     >>> stated_method({"quant_method": "awq", "version": "gemv"})
     Traceback (most recent call last):
-    shardwise.errors.ParseError: quantization_config: version is 'gemv'; of awq known is gemm
+    shardwise.errors.ParseError: quantization_config: version is 'gemv'; known for awq is gemm
     """
     if not _is_named(given):
         return None

@@ -11,6 +11,7 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from ..rules.names import weight_named
+from .component import StoredLook
 from .integers import Schemes, check_extra
 from .method import quantization_of, stated_method
 from .modules import Modules
@@ -22,7 +23,7 @@ __all__ = ["stated_tensors"]
 _WORD = 32
 _EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj)$")
 
-_StatedOutline = dict[str, tuple[str, tuple[int, ...]]]
+_StatedOutline = dict[str, StoredLook]
 
 
 def stated_tensors(
@@ -44,9 +45,9 @@ def stated_tensors(
     >>> config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     >>> for name, stored in stated_tensors(shapes, config)[0].items():
     ...     print(name, stored)
-    mlp.down_proj.weight ('F8_E4M3', (2048, 576))
-    mlp.down_proj.weight_scale_inv ('F32', (16, 5))
-    norm.weight ('BF16', (2048,))
+    mlp.down_proj.weight StoredLook(dtype='F8_E4M3', shape=(2048, 576))
+    mlp.down_proj.weight_scale_inv StoredLook(dtype='F32', shape=(16, 5))
+    norm.weight StoredLook(dtype='BF16', shape=(2048,))
     """
     with as_parse_errors():
         given = quantization_of(config)
@@ -63,7 +64,9 @@ def stated_tensors(
             "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
         )
         if made is None:
-            return {name: (dtype, shape) for name, shape in shapes.items()}, lambda name: None
+            # Most tensors of a large model share their look with others, as one object.
+            looks = {shape: StoredLook(dtype, shape) for shape in set(shapes.values())}
+            return {name: looks[shape] for name, shape in shapes.items()}, lambda name: None
         found: _StatedOutline = {}
         states: dict[str, bytes] = {}
         for name, shape in shapes.items():
@@ -71,11 +74,11 @@ def stated_tensors(
             if _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
                 parts = made(name, shape)
             if parts is None:
-                found[name] = (dtype, shape)
+                found[name] = StoredLook(dtype, shape)
                 continue
             for tail, kind, own in parts:
                 component = name + tail[1:] if tail.startswith("+") else name.removesuffix("weight") + tail
-                found[component] = (kind, own)
+                found[component] = StoredLook(kind, own)
                 if "quant_state" in component:
                     states[component] = json.dumps({"shape": shape, "blocksize": 64}).encode()
                 if tail == "weight_shape":

@@ -85,7 +85,7 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
             if type(shape) is tuple and all(type(size) is int for size in shape):
                 shapes[shape] = sizes
         look = TensorLook(sizes, bits if bits and of[1] else of[0], of[1])
-        if type(given) is tuple and type(dtype) is str and shape in shapes:
+        if isinstance(given, tuple) and type(dtype) is str and shape in shapes:
             looks[given] = look
         found.append(look)
     return list(map(ModelTensor, tensors, found))
