@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from bench_convert import FILES, PART, WHOLE, write
-from figures import Row, at_most, at_most_times, at_most_times_bytes
+from figures import Row, at_most, at_most_times, at_most_times_bytes, faster
 from part import QUICK, main
 from timing import compare
 
@@ -104,6 +104,35 @@ def share_of_one() -> Iterator[Row]:
     yield compare(work, lambda: places.updates("cpu:0", changed), goal=at_most(2), turns=3)
 
 
+def applied() -> Iterator[Row]:
+    """1 % of a layer of Llama-3-8B written into the memory of an engine that fuses, in place."""
+    rows = 4096 // 8 if QUICK else 4096
+    sizes = {"q": rows, "k": rows // 4, "v": rows // 4, "o": rows, "gate": rows * 7 // 2, "up": rows * 7 // 2}
+    shapes: dict[str, tuple[int, ...]] = {name: (size, HIDDEN) for name, size in sizes.items()}
+    shapes["down"] = HIDDEN, rows * 7 // 2
+    fused = [FusedParameter("qkv", ("q", "k", "v")), FusedParameter("gate_up", ("gate", "up"))]
+    mesh = sw.DeviceMesh((1,), ("tp",))
+    places = positions_of(Deployment(1, mesh, {".": (None, None)}, parameters=fused), shapes)
+    offsets = spread(shapes, sum(map(math.prod, shapes.values())) // 100)
+    changed = {name: (given.astype(np.int32), np.ones(len(given), np.uint16)) for name, given in offsets.items()}
+    memory = {name: np.zeros(size, np.uint16) for name, size in places.parameters("cpu:0").items()}
+    whole = {name: np.ones_like(array) for name, array in memory.items()}
+    known = places.updates("cpu:0", changed)
+
+    def put() -> None:
+        for name, (at, values) in known.items():
+            memory[name][at] = values
+
+    def copied() -> None:
+        for name, array in whole.items():
+            memory[name][:] = array
+
+    work = f"{sum(map(len, offsets.values())):,} elements, 1 % of a layer of Llama-3-8B, written in place"
+    floor = "numpy's writes to positions that are known", put
+    goal, write = faster(20), lambda: places.apply("cpu:0", memory, changed)
+    yield compare(work, write, "a copy of the layer", copied, floor=floor, goal=goal, turns=5)
+
+
 def reads() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
@@ -130,6 +159,7 @@ def reads() -> Iterator[Row]:
 def rows() -> Iterator[Row]:
     yield from all_ranks()
     yield from share_of_one()
+    yield from applied()
     yield from reads()
 
 
