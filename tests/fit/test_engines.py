@@ -127,3 +127,10 @@ def test_the_output_of_linear_attention_is_cut_along_its_columns() -> None:
     """Qwen3-Next's `linear_attn.out_proj` is row-parallel as any output; `out_proj` of other blocks is too."""
     assert role_of("model.layers.0.linear_attn.out_proj.weight", 2)[:2] == (-1, "linear")
     assert role_of("model.layers.0.self_attn.out_proj.weight", 2)[:2] != (-1, "linear")
+
+
+def test_weights_of_exaone_are_those_of_a_linear_layer_where_gpt2_has_them_transposed() -> None:
+    """As the plan of transformers 5.24 cuts them: `c_fc_0` and `c_fc_1` by columns of its layers, `c_proj` by rows."""
+    for name, dim in (("c_fc_0", -2), ("c_fc_1", -2), ("c_proj", -1)):
+        assert role_of(f"transformer.h.0.mlp.{name}.weight", 2, "exaone")[:2] == (dim, "")
+    assert role_of("transformer.h.0.mlp.c_proj.weight", 2, "gpt2").dim == -2

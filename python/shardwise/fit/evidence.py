@@ -54,6 +54,10 @@ class _KnownModel(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
 
 
+#: The types of which some names mean what they do in no other.
+_OWN_NAMES = ("gpt2", "exaone")
+
+
 def judged(kinds: Iterable[AlikeTensors], config: Mapping[str, Any]) -> list[Judged]:
     """Return the role of each kind of tensors; of those that are not recognised, the reason.
 
@@ -106,7 +110,7 @@ def _first(said: Mapping[str, Any], size: str) -> int:
 
 def _judged(kind: AlikeTensors, model: _KnownModel) -> Judged:
     tensor = kind.tensor
-    role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
+    role = role_of(tensor.name, len(tensor.shape), next((one for one in _OWN_NAMES if one in model.types), None))
     odd = odd_elements(tensor, model.config) if _INTEGERS.search(tensor.name) is None else ""
     if odd and not role.elsewhere:  # Flat values may have one dim.
         role = Role(None, unknown=odd)
