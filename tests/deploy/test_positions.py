@@ -66,7 +66,8 @@ def test_shards_are_where_each_device_says(name: str) -> None:
 
 def test_shards_of_no_offsets() -> None:
     places = positions_of(dict.fromkeys("vw", TensorLayout(("x",), DeviceMesh((2,), ("x",)))), {"v": (6,), "w": (6,)})
-    for given in ({"v": [], "w": []}, {"v": [], "w": [4]}, {"w": [4], "v": []}):
+    cases: list[dict[str, list[int]]] = [{"v": [], "w": []}, {"v": [], "w": [4]}, {"w": [4], "v": []}]
+    for given in cases:
         found = places.shards(given)
         assert {name: (one.shards.tolist(), one.local.tolist()) for name, one in found.items()} == {
             name: ([1] * len(offsets), [1] * len(offsets)) for name, offsets in given.items()
@@ -279,7 +280,7 @@ def test_torch_memory() -> None:
         size = torch.empty(0, dtype=dtype).element_size()
         whole = {n: torch.zeros(one.numel() * size, dtype=torch.uint8) for n, one in memory.items()}
         ones = {n: torch.ones(2 * len(at) * size, dtype=torch.uint8).view(dtype)[::2] for n, (at, _) in changed.items()}
-        given = {name: (at, ones[name]) for name, (at, _) in changed.items()}
+        given = {name: (at.astype(np.int32), ones[name]) for name, (at, _) in changed.items()}
         places.apply(device, {name: one.view(dtype) for name, one in whole.items()}, given)
         updates = places.updates(device, given)
         for one in engine.parameters_of(device, shapes):
