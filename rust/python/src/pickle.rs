@@ -68,29 +68,29 @@ impl Persistent {
 
 /// Reads a pickle; nothing of it is imported or called.
 ///
-/// `judge(name)` is asked once for each global: true if it may be named anywhere, false if only below the attributes of
-/// the outermost object that are not in `strict`; or it raises. Those other attributes are `None` where they cannot be
-/// read. `persistent` says whether the container of the pickle may hold values.
+/// `judge(name)` is asked once for each global whether it may be named, and may raise. `persistent` says whether the
+/// container of the pickle may hold values.
 #[pyfunction]
-#[pyo3(signature = (data, judge, /, *, strict = None, persistent = false))]
+#[pyo3(signature = (data, judge, /, *, persistent = false))]
 pub(crate) fn read_pickle<'py>(
     data: &Bound<'py, PyBytes>,
     judge: &Bound<'py, PyAny>,
-    strict: Option<Vec<String>>,
     persistent: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     guard(|| {
         let py = data.py();
         let bytes = data.as_bytes();
         let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
-        let free = free_attributes(&pickle, strict.as_deref());
+        let free = HashSet::new();
         let names = judged(py, &pickle, judge, &free)?;
         Converter::new(py, &pickle, names, persistent, &free)?.value(py, pickle.root(), 0)
     })
 }
 
-/// Reads the index of a distributed checkpoint; `judge` and `strict` are those of `read_pickle`. Gives
-/// the tensors, as tuples of name, dtype, shape, first chunk, number of chunks, where its bounds begin, and whether its
+/// Reads the index of a distributed checkpoint.
+///
+/// `judge(name)` is asked once for each global: true if it may be named anywhere, false if only below the attributes of
+/// the outermost object that are not in `strict`; or it raises. Gives the tensors, as tuples of name, dtype, shape, first chunk, number of chunks, where its bounds begin, and whether its
 /// chunks tile it; the objects, as tuples of name and place; the bounds of all chunks; the places of the chunks; the
 /// places, as rows of file, offset and length; the files; and the attributes that are not in `strict`, or `None` where
 /// they cannot be read.
@@ -105,7 +105,7 @@ pub(crate) fn read_dcp_index<'py>(
         let py = data.py();
         let bytes = data.as_bytes();
         let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
-        let free = free_attributes(&pickle, Some(&strict));
+        let free = free_attributes(&pickle, &strict);
         let names = judged(py, &pickle, judge, &free)?;
         let index = detached(py, |poll| Index::new(&pickle, poll))?;
         let tensors = PyList::empty(py);
@@ -153,8 +153,7 @@ fn root_attributes<'p>(pickle: &'p Pickle<'_>) -> impl Iterator<Item = (Id, Id)>
 }
 
 /// The attributes of the outermost object that are not in `strict`.
-fn free_attributes(pickle: &Pickle<'_>, strict: Option<&[String]>) -> HashSet<Id> {
-    let Some(strict) = strict else { return HashSet::new() };
+fn free_attributes(pickle: &Pickle<'_>, strict: &[String]) -> HashSet<Id> {
     let is_strict = |key: Id| match pickle.value(key) {
         Value::Text(span) => strict.iter().any(|name| name.as_bytes() == pickle.bytes(span)),
         _ => true,
