@@ -324,7 +324,8 @@ class RuleLookup:
             known: dict[tuple[int, ...], int] = {}
             found = [self._at_of(kind, number, paths[first]) for first in firsts.tolist()]
             own = np.array([known.setdefault(at, len(known)) for at in found])
-            codes = codes * len(known) + own[which.ravel()]
+            # Numbered anew after each entry, so that no product of many entries' numbers is beyond 64 bits.
+            codes = np.unique(codes * len(known) + own[which.ravel()], return_inverse=True)[1].ravel()
         order = np.argsort(codes, kind="stable")
         for positions in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
             yield self.placed(paths[positions[0]], rank), positions.tolist()
