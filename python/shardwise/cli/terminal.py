@@ -24,7 +24,7 @@ _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓�
 #: The variables by which rich writes colours where there is no terminal.
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
-#: What the library advises for a dim that does not divide, and what is advised for an engine or a trainer.
+#: The advice of the library for a dim that does not divide, and the advice for an engine or a trainer.
 WOULD_CUT = 'uneven="ceil", "chunk", "balanced" or "floor" would cut it'
 FITS = "`shardwise fits` says which sizes fit the model"
 

@@ -77,7 +77,7 @@ def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
     neutral = identity(attributes["body"], operand.dtype)
-    operand = padded(operand, [(low, high, 0) for low, high in attributes["padding"]], neutral)
+    operand = pad_array(operand, [(low, high, 0) for low, high in attributes["padding"]], neutral)
     result = np.full(shape, neutral, operand.dtype)
     for place in np.ndindex(*window):
         part = operand[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
@@ -95,8 +95,8 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     ones = [1] * len(spatial)
     between, apart = (attributes.get(name) or ones for name in ("lhs_dilation", "rhs_dilation"))
     pads = zip(attributes["padding"], between, strict=True)
-    lhs = padded(lhs, [(low, high, by - 1) for (low, high), by in pads], 0)
-    rhs = padded(rhs, [(0, 0, by - 1) for by in apart], 0)
+    lhs = pad_array(lhs, [(low, high, by - 1) for (low, high), by in pads], 0)
+    rhs = pad_array(rhs, [(0, 0, by - 1) for by in apart], 0)
     batches = int(attributes.get("batch_group_count") or 1)
     # A device may have some of the groups of batches only: those of its part of the outputs.
     batches //= math.gcd(batches, has.wholes[1][attributes["rhs_spec"].index("o")] // rhs.shape[0])
@@ -208,10 +208,10 @@ def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 def pad(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    return [padded(has.arrays[0], list(zip(*(attributes[name] for name in names), strict=True)), has.arrays[1])]
+    return [pad_array(has.arrays[0], list(zip(*(attributes[name] for name in names), strict=True)), has.arrays[1])]
 
 
-def padded(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:
+def pad_array(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:
     """Return the array with so many elements before, behind and between those of its last dims, or fewer."""
     for dim, (low, high, gaps) in enumerate(sides, array.ndim - len(sides)):
         sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * (gaps + 1) + 1), *array.shape[dim + 1 :]]

@@ -27,7 +27,7 @@ from .manifest_json import (
     list_in,
     mesh_dict,
     number_below,
-    read_json,
+    read_json_file,
     tiling_of,
 )
 from .parameters import shapes_of
@@ -149,7 +149,7 @@ class Manifest(Mapping[str, Tiling]):
             ParseError: if it is not a manifest.
             OSError: if it cannot be read.
         """
-        return cls.from_dict(read_json(path), repr(os.fspath(path)))
+        return cls.from_dict(read_json_file(path), repr(os.fspath(path)))
 
     @classmethod
     def from_dict(cls, value: Any, source: str = "the manifest") -> Manifest:
@@ -239,7 +239,7 @@ class Manifest(Mapping[str, Tiling]):
         name = "the placement"
         if not isinstance(source, Mapping):
             name = repr(os.fspath(source))
-            source = read_json(source)
+            source = read_json_file(source)
         if not isinstance(source, Mapping) or source.get("resource_kind") != "model_weight":
             raise ParseError(f"{name} is not a placement of weights of Mooncake")
         place = "its keys"

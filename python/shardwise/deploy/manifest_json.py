@@ -28,12 +28,12 @@ __all__ = [
     "list_in",
     "mesh_dict",
     "number_below",
-    "read_json",
+    "read_json_file",
     "tiling_of",
 ]
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json_file(path: str | os.PathLike[str]) -> Any:
     """Return the contents of a file of JSON."""
     data = read_file(path)
     try:

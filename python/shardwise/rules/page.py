@@ -16,7 +16,7 @@ from ..show.names import group_names
 from ..show.picture import MOST_KEYS, xml_text
 from ..show.svg import svg_of
 from .drawn import KINDS, MOST_DEVICES, kind_number, meshes_picture, report_picture
-from .page_table import COLUMNS, PageTable, cell_text, layout_text, mesh_sizes, sizes_text
+from .page_table import COLUMNS, PageTable, cell_text, layout_and_mesh, mesh_sizes, sizes_text
 
 __all__ = ["notebook_of", "page_around", "page_of", "plain_page"]
 
@@ -97,7 +97,7 @@ def notebook_of(report: Any) -> str:
     rows = []
     for name, names, _ in groups[:_MOST_NAMES]:
         tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
-        layout = layout_text(report, tensor.layout)
+        layout = layout_and_mesh(report, tensor.layout)
         size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
         cells = (f"{name}{many}", sizes_text(tensor.shape), layout, size, tensor.rule or KINDS[kind_number(tensor)])
         rows.append("<tr>" + "".join(f"<td>{cell_text(cell)}</td>" for cell in cells) + "</tr>")

@@ -20,7 +20,7 @@ from ..show.picture import short, xml_text
 from ..show.views import axes_text
 from .drawn import MOST_DEVICES, kind_number
 
-__all__ = ["COLUMNS", "PageTable", "cell_text", "layout_text", "mesh_sizes", "sizes_text"]
+__all__ = ["COLUMNS", "PageTable", "cell_text", "layout_and_mesh", "mesh_sizes", "sizes_text"]
 
 #: The most characters of a text.
 _LONGEST = 400
@@ -66,7 +66,7 @@ def _devices(mesh: DeviceMesh) -> str:
     return f"{mesh.size:,} devices" if mesh.size > MOST_DEVICES else brief(list(map(str, mesh.labels())))
 
 
-def layout_text(report: Any, layout: TensorLayout | None) -> str:
+def layout_and_mesh(report: Any, layout: TensorLayout | None) -> str:
     """Return the axes of a layout; in a deployment also its mesh, and the mesh's devices that it is on."""
     if layout is None:
         return "?"
@@ -105,7 +105,7 @@ class PageTable:
         cut = self._cut(tensor)
         sizes = None if tensor.nbytes is None else tensor.nbytes * many
         each = None if tensor.bytes_per_device is None else tensor.bytes_per_device * many
-        layout = layout_text(self._report, tensor.layout)
+        layout = layout_and_mesh(self._report, tensor.layout)
         shard = None if tensor.shard_shape is None else tensor.shard_shape
         fold = '<button type="button" class="fold needs-js" aria-expanded="false" aria-label="members">+</button>'
         name = (
@@ -170,7 +170,7 @@ class PageTable:
             self._held[key] = len(self.held)
             self.held.append([held_in(CellBlock(cells, block)) for block in itertools.product(*parts)])
         return {
-            "about": short(xml_text(f"{sizes_text(shape)}, {layout_text(self._report, layout)}"), _LONGEST),
+            "about": short(xml_text(f"{sizes_text(shape)}, {layout_and_mesh(self._report, layout)}"), _LONGEST),
             "shape": list(map(str, shape)),
             "ranges": ranges,
             "held": self._held[key],
@@ -178,13 +178,13 @@ class PageTable:
         }
 
     def _shared_cut(self, layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
-        about = short(xml_text(f"{sizes_text(shape)}, {layout_text(self._report, layout)}"), _LONGEST)
+        about = short(xml_text(f"{sizes_text(shape)}, {layout_and_mesh(self._report, layout)}"), _LONGEST)
         note = "neighbours share blocks; shardwise.draw draws what shardwise.quantized.followers gives"
         return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
 
     def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         self._packed += 1
-        about = short(xml_text(f"{sizes_text(shape)}, {layout_text(self._report, layout)}"), _LONGEST)
+        about = short(xml_text(f"{sizes_text(shape)}, {layout_and_mesh(self._report, layout)}"), _LONGEST)
         if self._packed > _MOST_PACKED:
             note = "too many packed layouts for one page; shardwise.draw draws this one"
             return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}

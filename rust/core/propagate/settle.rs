@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// How the op computes with these layouts, by a policy; none if no way leaves addends over the axes that are to stay.
+/// Settles how the op computes with these layouts, by a policy; none if no way leaves addends over the axes that are to stay.
 /// [`Policy::Explicit`] takes all layouts as they are, and the fewest bytes.
 ///
 /// # Errors
