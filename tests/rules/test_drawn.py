@@ -61,7 +61,7 @@ def test_bars_of_the_kinds_and_of_the_devices() -> None:
         ((0, 29), (3, 4)),
     ]
     # Each device: a quarter of 144, and 11.
-    assert [(tile.across, tile.held) for tile in devices.tiles] == [((0, 47), "47 B each")]
+    assert [(tile.across, tile.caption) for tile in devices.tiles] == [((0, 47), "47 B each")]
     count = len(made.warnings)
     assert view.captions == (*made.totals, f"{count} warnings")
     assert picture.about.endswith(f"; {count} warnings.")
