@@ -225,12 +225,13 @@ def whole_slots(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]]) ->
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
     table = SlotTable.of(pool.coordinates, wanted)
+    sizes = table.bytes(np.arange(len(wanted)), places)
     ranks = np.empty(len(wanted), np.int64)
     ranks[np.array(file_order(wanted), np.int64)] = np.arange(len(wanted))
     found = []
     for group in groups:
         tensors = np.array(sorted(group, key=lambda i: int(ranks[i])), np.int64)
-        found.append(Slots(table, tensors, places[tensors], np.zeros(len(tensors), np.int64)))
+        found.append(Slots(table, tensors, places[tensors], np.zeros(len(tensors), np.int64), sizes[tensors]))
     return found
 
 

@@ -277,13 +277,24 @@ class Slots(Sequence[Slot]):
         begins: The first byte of each slot, counted from the file's data.
     """
 
-    def __init__(self, table: SlotTable, tensors: npt.NDArray[Any], places: npt.NDArray[Any], begins: Numbers) -> None:
-        self.table, self.tensors, self.places, self.begins = table, tensors, places, begins
+    _nbytes: Numbers | None = None
+
+    def __init__(
+        self,
+        table: SlotTable,
+        tensors: npt.NDArray[Any],
+        places: npt.NDArray[Any],
+        begins: Numbers,
+        nbytes: Numbers | None = None,
+    ) -> None:
+        self.table, self.tensors, self.places, self.begins, self._nbytes = table, tensors, places, begins, nbytes
 
     @property
     def nbytes(self) -> Numbers:
         """The bytes of each slot."""
-        return self.table.bytes(self.tensors, self.places)
+        if self._nbytes is None:
+            self._nbytes = self.table.bytes(self.tensors, self.places)
+        return self._nbytes
 
     def strides(self, index: int) -> tuple[int, ...]:
         """The bytes from one element of a slot to the next, per dim."""
@@ -293,7 +304,7 @@ class Slots(Sequence[Slot]):
 
     def at(self, begins: Numbers) -> Slots:
         """Return the same boxes, beginning at these bytes."""
-        return Slots(self.table, self.tensors, self.places, begins)
+        return Slots(self.table, self.tensors, self.places, begins, self._nbytes)
 
     def __len__(self) -> int:
         return len(self.tensors)

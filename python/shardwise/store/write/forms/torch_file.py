@@ -41,9 +41,8 @@ _LAST = ((f"{ROOT}/byteorder", b"little"), (f"{ROOT}/version", b"3\n"))
 
 
 class _SlotPlaces(NamedTuple):
-    """The size of each slot, the first byte of its header and of its data, and the byte after the last slot."""
+    """The first byte of each slot's header and of its data, and the byte after the last slot."""
 
-    sizes: list[int]
     headers: npt.NDArray[np.int64]
     begins: npt.NDArray[np.int64]
     end: int
@@ -68,7 +67,7 @@ class TorchFile(ZippedFile):
         steps[1:] += sizes[:-1]
         begins = np.cumsum(-(-steps // ALIGNMENT) * ALIGNMENT)
         ends = np.concatenate([[0], begins + sizes])
-        return _SlotPlaces(sizes.tolist(), ends[:-1], begins, int(ends[-1]))
+        return _SlotPlaces(ends[:-1], begins, int(ends[-1]))
 
     @cached_property
     def _name_sizes(self) -> npt.NDArray[np.int64]:
@@ -87,31 +86,34 @@ class TorchFile(ZippedFile):
         """The byte after the last slot's data."""
         tail, entries = self._last
         directory = self.places.end + len(tail)
-        sizes = np.array(self.places.sizes, np.int64)
-        end = directory + len(entries) + int(directory_sizes(self._name_sizes, self.places.headers, sizes).sum())
+        sizes = directory_sizes(self._name_sizes, self.places.headers, self.boxes.nbytes)
+        end = directory + len(entries) + int(sizes.sum())
         return end + len(end_of(len(self.boxes) + len(_LAST), directory, end))
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """Return the header of a member; after the last slot, the further members and the directory."""
         if number == len(self.boxes):
-            return self.places.end, self._tail(self._names(), digests)
+            return self.places.end, self._tail(self._members(digests))
         name, at = self._name(int(self.boxes.tensors[number])), int(self.places.headers[number])
-        return at, _header(Member(name, at, self.places.sizes[number], digests.crcs.get(number, 0)))
+        return at, _header(Member(name, at, int(self.boxes.nbytes[number]), digests.crcs.get(number, 0)))
 
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
         """Yield the headers, and the directory."""
-        digest, names = hashlib.sha256(), self._names()
-        columns = names, self.places.headers.tolist(), self.places.sizes
-        for number, (name, at, size) in enumerate(zip(*columns, strict=True)):
-            member = Member(name, at, size, digests.crcs.get(number, 0))
+        digest, members = hashlib.sha256(), self._members(digests)
+        for member in members:
             text = _header(member)
             digest.update(text)
             digest.update(self._beside(member))
-            yield at, text
-        text = self._tail(names, digests)
+            yield member.at, text
+        text = self._tail(members)
         digest.update(text)
         yield self.places.end, text
         return digest.hexdigest()
+
+    def _members(self, digests: FileDigests) -> list[Member]:
+        """Return the member of each slot."""
+        crcs = (digests.crcs.get(number, 0) for number in range(len(self.boxes)))
+        return list(map(Member, self._names(), self.places.headers.tolist(), self.boxes.nbytes.tolist(), crcs))
 
     def _beside(self, member: Member) -> bytes:
         """Return the bytes that the digest of the bytes around the tensors covers after a member's header."""
@@ -130,14 +132,10 @@ class TorchFile(ZippedFile):
             entries += directory_entry(member)
         return bytes(tail), bytes(entries)
 
-    def _tail(self, names: Sequence[bytes], digests: FileDigests) -> bytes:
+    def _tail(self, members: Sequence[Member]) -> bytes:
         tail, last = self._last
-        entries = bytearray()
-        columns = names, self.places.headers.tolist(), self.places.sizes
-        for number, (name, at, size) in enumerate(zip(*columns, strict=True)):
-            entries += directory_entry(Member(name, at, size, digests.crcs.get(number, 0)))
+        entries = b"".join(map(directory_entry, members)) + last
         directory = self.places.end + len(tail)
-        entries += last
         return tail + entries + end_of(len(self.boxes) + len(_LAST), directory, directory + len(entries))
 
 

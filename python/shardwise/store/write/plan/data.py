@@ -182,6 +182,7 @@ class CheckpointTables:
         *,
         path: Location | None = None,
         sources: Sequence[Any] | None = None,
+        files: list[TargetFile] | None = None,
         file: Location | None = None,
         digest: str | None = None,
     ) -> _SelfTables:
@@ -192,6 +193,7 @@ class CheckpointTables:
             sections: The tables of the plan, by name.
             path: The place of the checkpoint; if `None`, the head states it.
             sources: The sources; if `None`, the sections state all of them.
+            files: The files; if `None`, they are made of the sections.
             file: The file that the plan is read from, if any.
             digest: The plan's digest, if it is known.
         """
@@ -207,7 +209,7 @@ class CheckpointTables:
             sources = Listed("source", count, lambda begin, end: (self._source(n, places) for n in range(begin, end)))
         self.sources = sources
         self._file, self._digest = file, digest
-        self._files = None
+        self._files = files
         self._slot_table = None
         return self
 

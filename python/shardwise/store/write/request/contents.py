@@ -160,7 +160,7 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
         "cuts": list(kinds.values()),
         "beside": {name: len(text) for name, text in beside.items()},
     }
-    plan = CheckpointPlan.of_sections(head, sections, path=place, sources=sources)
+    plan = CheckpointPlan.of_sections(head, sections, path=place, sources=sources, files=list(files))
     limits = part_limits(place)
     if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
         return plan
@@ -189,19 +189,20 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
         shapes.append((tensor.shape, tensor.itemsize, count))
     sections = {**plan.sections, "order": InMemory(order), "runs": InMemory(shared_runs(shapes, task_bytes))}
     head = {**plan.head, "task_bytes": task_bytes}
-    made = CheckpointPlan.of_sections(head, sections, path=plan.path, sources=plan.sources)
+    files = list(plan.files)
+    made = CheckpointPlan.of_sections(head, sections, path=plan.path, sources=plan.sources, files=files)
     shares = file_shares(made, limits.least_shared)
     if shares is None or not len(shares.rows):
         return None
-    files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)
+    of_files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)
     counts = np.diff(shares.ends, prepend=0)
-    is_one_each = len(files) == np.count_nonzero(counts) == len(np.unique(files))
+    is_one_each = len(of_files) == np.count_nonzero(counts) == len(np.unique(of_files))
     remainder, total = int((parts - begins).sum()), int((ends - begins).sum())
     most = int(np.bincount(np.repeat(np.arange(len(counts)), counts), weights=ends - begins).max())
     if is_one_each or remainder > total // _MOST_REMAINDER or most + memory_for(int(made.grid.bytes.max())) > memory:
         return None
     sections |= {"shares": InMemory(shares.rows.view(np.int64)), "share_ends": InMemory(shares.ends)}
-    return CheckpointPlan.of_sections(head, sections, path=plan.path, sources=plan.sources)
+    return CheckpointPlan.of_sections(head, sections, path=plan.path, sources=plan.sources, files=files)
 
 
 class _Holders:
