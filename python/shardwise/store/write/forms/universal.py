@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from ....rules.left_out import names_text
 from ....rules.state_splits import MASTER
 from ...rewritten.convert import is_float
 from .archives import ROOT
-from .dcp import envelope_of, rebuilt, value_bytes
+from .dcp import envelope_of, rebuilt, tensor_pickle, value_bytes
 from .files import whole_slots
 from .nested import Nested
 from .pickles import Call, Global, New, pickled
@@ -119,34 +119,31 @@ def universal_files(
     names: list[str] = []
     pickles: dict[bytes, Wanted] = {}
 
-    def add(file: str, tensors: Sequence[tuple[int, str]], tree: Callable[[list[Call]], Any]) -> None:
+    def add(file: str, tensors: Sequence[tuple[int, str]], data: bytes) -> None:
         own = range(len(kept), len(kept) + len(tensors))
         kept.extend(replace(wanted[at], name=name, partition=None) for at, name in tensors)
-        made = [rebuilt(kept[at].dtype, tuple(kept[at].shape), f"{key}") for key, at in enumerate(own)]
-        data = pickled(tree(made))
-        pickles.setdefault(data, value("", data))  # Parameters of one shape have the same.
+        if data not in pickles:  # Parameters of one shape have the same.
+            pickles[data] = value("", data)
         kept.append(replace(pickles[data], name=f"{tag}/{file}"))
         members.append([*own, len(kept) - 1])
         names.append(f"{tag}/{file}")
 
     beside = {LATEST: tag.encode()}
     for name, parameter in folder.parameters.items():
-        cut = _cut_of(wanted[parameter.weight], name)
-
-        def entry(made: list[Call], cut: dict[str, Any] = cut) -> dict[str, Any]:
-            return {**cut, "param": made[0]}
-
-        add(f"zero/{name}/fp32.pt", [(parameter.weight, name)], entry)
+        weight = wanted[parameter.weight]
+        dim, shape = _cut_of(weight, name), tuple(weight.shape)
+        add(f"zero/{name}/fp32.pt", [(parameter.weight, name)], _entry_pickle(weight.dtype, shape, dim))
         for kind, at in parameter.states.items():
-            full = f"optimizer.state.{name}.{kind}"
+            full, dtype = f"optimizer.state.{name}.{kind}", wanted[at].dtype
             if kind != "step":
-                add(f"zero/{name}/{kind}.pt", [(at, full)], entry)
+                add(f"zero/{name}/{kind}.pt", [(at, full)], _entry_pickle(dtype, shape, dim))
             elif folder.has_numbers:
                 beside[f"{tag}/zero/{name}/step.pt"] = value_bytes(int(steps[name]))
             else:
-                add(f"zero/{name}/step.pt", [(at, full)], itemgetter(0))
+                add(f"zero/{name}/step.pt", [(at, full)], tensor_pickle(dtype, tuple(wanted[at].shape)))
     others, states = folder.others(steps)
-    add("mp_rank_00_model_states.pt", others, lambda made: with_tensors(states, others, made))
+    made = [rebuilt(wanted[at].dtype, tuple(wanted[at].shape), f"{key}") for key, (at, _) in enumerate(others)]
+    add("mp_rank_00_model_states.pt", others, pickled(with_tensors(states, others, made)))
     alone = {key: held for key, held in states.items() if not any(places_in(held))}
     beside[f"{tag}/zero_pp_rank_0_mp_rank_00_model_states.pt"] = value_bytes({**alone, "module": {}})
     beside[f"{tag}/zero/optimizer_state.pt"] = folder.optimizer_state(steps)
@@ -352,15 +349,22 @@ def _loss_scaler(common: Mapping[str, Any]) -> dict[str, New]:
     return {"loss_scaler": New(Global(_SCALER, kind), state)}
 
 
-def _cut_of(tensor: Wanted, name: str) -> dict[str, Any]:
-    """Return the dim along which tensor-parallel ranks cut a parameter, as `{"cat_dim": dim}`; empty if it is not cut.
+@lru_cache(maxsize=1024)
+def _entry_pickle(dtype: Dtype, shape: tuple[int, ...], dim: int | None) -> bytes:
+    """Return the pickle of a weight or a state, with the dim along which tensor-parallel ranks cut it."""
+    cut = {} if dim is None else {"cat_dim": dim}
+    return pickled({**cut, "param": rebuilt(dtype, shape, "0")})
+
+
+def _cut_of(tensor: Wanted, name: str) -> int | None:
+    """Return the dim along which tensor-parallel ranks cut a parameter; `None` if it is not cut.
 
     Raises:
         LayoutError: if several dims are cut.
     """
     partition = tensor.partition
     if partition is None or partition.total_shards == 1:
-        return {}
+        return None
     dims: list[int] = []
     if isinstance(partition, Partition) and not partition.layout.is_packed:
         dims = [dim for dim, spec in enumerate(partition.layout.axes) if spec]
@@ -369,7 +373,7 @@ def _cut_of(tensor: Wanted, name: str) -> dict[str, Any]:
             f"tensor {shown(name)} is not cut along one dim; a universal checkpoint holds it whole, and says the dim "
             "along which tensor-parallel ranks cut it; without layouts it says none"
         )
-    return {"cat_dim": dims[0]}
+    return dims[0]
 
 
 def _is_parameter(dtype: Dtype) -> bool:
