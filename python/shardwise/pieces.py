@@ -289,6 +289,12 @@ class Pieces(Sequence[LocatedPiece]):
         sides = np.array(box, np.int64).reshape(rank, 2)
         return np.maximum(rows[:, 2 : 2 + rank], sides[:, 0]), np.minimum(rows[:, 2 + rank : 2 + 2 * rank], sides[:, 1])
 
+    @property
+    def filled(self) -> Pieces:
+        """The pieces that have elements."""
+        there = (self.starts < self.stops).all(axis=1)
+        return self if there.all() else self.chosen(np.flatnonzero(there))
+
     def clipped(self, box: Bounds) -> Pieces:
         """Return the parts of pieces that are within a box."""
         if not len(self):

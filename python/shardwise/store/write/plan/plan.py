@@ -246,8 +246,9 @@ class _Making:
 
     def add(self, number: int, box: Bounds) -> None:
         tensor = self._plan.tensors[number]
-        sources = tensor.sources.clipped(box).numbered(self._sources)
-        targets = tensor.targets.clipped(box)
+        is_whole = box == tuple((0, size) for size in tensor.shape)
+        sources, targets = (each.filled if is_whole else each.clipped(box) for each in (tensor.sources, tensor.targets))
+        sources = sources.numbered(self._sources)
         if self._only is not None:
             targets = targets.chosen(np.flatnonzero(targets.numbers == self._only))
         targets = targets.numbered(self._files)
