@@ -266,12 +266,14 @@ class FolderPlace:
         strange = next(_strangers(folder, "", known, folders), None)
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
-        for number, size in enumerate(self._new.sizes):
-            path = self.unfinished(number)
+        names = set(folder.names())
+        for number, (file, size) in enumerate(zip(self._new.files, self._new.sizes, strict=True)):
+            path = folder.path / self._unfinished_name(number)
             with ExitStack() as stack:
-                # A run that was killed may have moved it to its own folder.
-                depth = len(path.relative_to(folder.path).parts) - 1
-                inner = stack.enter_context(opened_below(path.parent, 3 + depth)) if depth else folder
+                inner, depth = folder, file.name.count("/")
+                if depth and path.name not in names:  # A run that was killed may have moved it to its own folder.
+                    path = folder.path / file.name
+                    inner = stack.enter_context(opened_below(path.parent, 3 + depth))
                 stream = stack.enter_context(inner.file(path.name, os.O_RDWR))
                 stack.enter_context(naming_file(path))
                 found = os.fstat(stream.fileno()).st_size

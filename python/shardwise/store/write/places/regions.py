@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class FolderSink:
 
             def destinations(job: CopyJob) -> None:
                 for number, name, size in task.files:
-                    job.fill_file(folder.path / unfinished_name(number, name), size, folder.descriptor)
+                    # As a text: what is known of its path is kept, and tasks name the same files.
+                    job.fill_file(f"{folder.path}{os.sep}{unfinished_name(number, name)}", size, folder.descriptor)
 
             done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=progress)
         return Outcome(done.digests, done.crcs, done.bytes_written)
