@@ -217,6 +217,19 @@ PARTS = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_numbers_of_an_optimizer(prefix: str) -> None:
+    """Numbers are no names, unless all parameters of the model are called by numbers: a `ParameterList` alone."""
+    states = {f"optim.state.{number}.exp_avg": (f"{number}", "exp_avg") for number in range(3)}
+    alone = {f"{number}": f"{prefix}{number}" for number in range(3)}
+    check(alone, states, ["step"])
+    for more in ("w", "list.0", "5.weight"):
+        names = [*alone.values(), f"{prefix}{more}", *states]
+        assert all(state.weight is None for state in training_names(names).states.values())
+    inside = [f"{prefix}list.{number}" for number in range(3)]
+    assert all(state.weight is None for state in training_names([*inside, f"{prefix}w", *states]).states.values())
+
+
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=6).map(".".join), unique=True, max_size=14), st.randoms())
 def test_laws(names: list[str], chance: random.Random) -> None:
     """Each name is a weight, a state or another of the state, whatever the order; a state's weight is a weight."""

@@ -80,6 +80,14 @@ class StateRoot:
             names = [names[number * len(names) // count] for number in range(count)]
         return [name[len(self.text) :] for name in names]
 
+    def has_numbers(self) -> bool:
+        """Return whether each name is a number and a kind, as an optimizer of PyTorch has them without names."""
+        begin = len(self.text)
+        return self.text.endswith("state.") and all(
+            first.isdecimal() and last and "." not in last
+            for first, _, last in (name[begin:].partition(".") for name in self.names)
+        )
+
 
 def by_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
     """Return the longest weight's name of which a name under an optimizer may be a state."""

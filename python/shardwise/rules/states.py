@@ -222,6 +222,10 @@ def _found_prefixes(root: StateRoot, weights: Mapping[str, None]) -> list[str]:
 def _best(root: StateRoot, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
     """Return the prefix with which most states have weights; of several the nearest; `None` if no prefix is best."""
     tried = root.samples(_TRIED)
+    if root.has_numbers():  # Of PyTorch's optimizers, whose numbers are not those in a model's names.
+        prefixes = [prefix for prefix in prefixes if _are_numbers(root, prefix, weights)]
+        if not prefixes:
+            return None
     counts = {prefix: sum(by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
     most = max(counts.values())
     if not most:
@@ -233,6 +237,14 @@ def _best(root: StateRoot, prefixes: Iterable[str], weights: Mapping[str, None])
     ):
         best = [prefix for prefix in best if is_near(prefix)] or best
     return best[0] if len(best) == 1 else None
+
+
+def _are_numbers(root: StateRoot, prefix: str, weights: Mapping[str, None]) -> bool:
+    """Return whether all weights have the prefix and then a number, as those of a lone `ParameterList`."""
+    begin = len(prefix)
+    return all(
+        (name.startswith(prefix) and name[begin:].isdecimal()) or is_next_to(name, (root.parent,)) for name in weights
+    )
 
 
 def _add_states(

@@ -99,6 +99,8 @@ Total(kind='step', tensors=1, bytes=4)
         parameters = {weight: parameter for parameter, weight in self.names.weights.items()}
         for name, state in self.names.states.items():
             parameter = parameters.get(state.weight or "", state.parameter)
+            if state.weight is None and weights.get(parameter) is not None:
+                parameter = state.before + parameter  # A number of an optimizer, and a weight that is called so.
             weights.setdefault(parameter, None)
             states.setdefault(parameter, {})[state.kind] = name
         return MappingProxyType(

@@ -84,6 +84,10 @@ def test_states_of_stage_0_keep_their_numbers_where_names_are_not_certain(tmp_pa
         assert checkpoint.objects["optimizer.param_groups.0.params"].value() == [0, 1]
         (doubt,) = checkpoint.doubts
         assert "keep their numbers" in doubt
+    (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save({**said, "buffer_names": ["a", ["b"]]}))
+    with sw.open_checkpoint(tmp_path) as checkpoint:  # The file says which is no parameter.
+        assert checkpoint.objects["optimizer.param_groups.0.params"].value() == ["b", "c"]
+        assert not checkpoint.doubts
     three.pop("c")
     (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save(said))
     with sw.open_checkpoint(tmp_path) as checkpoint:

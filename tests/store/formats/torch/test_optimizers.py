@@ -178,6 +178,50 @@ def test_what_is_not_certain_keeps_its_numbers(weights: Any, optimizer: Any, why
     assert "parameter_names" in doubt
 
 
+def test_numbers_are_not_those_of_a_list_of_parameters(tmp_path: Path) -> None:
+    """A model with a `ParameterList`, whose parameters have numbers for names: another number is not theirs."""
+    weights = {**model(b=(3,)), **model(list__0=(3,), list__1=(3,), a=(3,))}
+    path = written(tmp_path / "run.pt", {"model": weights, "optimizer": adam([(3,), (3,), (3,)])})
+    with sw.open_checkpoint(path) as checkpoint:
+        assert "keep their numbers" in checkpoint.doubts[0]
+        assert pairs(checkpoint) == {"0": 0, "1": 1, "2": 2}
+        assert not any(one.weight and one.states for one in checkpoint.training.parameters.values())
+    # A model that is one such list, whose parameters are in another order in the groups, or partly frozen.
+    for groups in ((1, 1, 1), (2,)):
+        moments = adam([(3,)] * sum(groups), *groups)
+        path = written(tmp_path / "run.pt", {"model": model(**{"0": (3,), "1": (3,), "2": (3,)}), "optimizer": moments})
+        with sw.open_checkpoint(path) as checkpoint:
+            assert "keep their numbers" in checkpoint.doubts[0]
+            assert pairs(checkpoint) == {f"number_{number}": number for number in range(sum(groups))}
+            assert not any(one.weight and one.states for one in checkpoint.training.parameters.values())
+    # In one group they are in the order of the model.
+    path = written(tmp_path / "run.pt", {"model": model(**{"1": (3,), "0": (3,)}), "optimizer": adam([(3,), (3,)])})
+    with sw.open_checkpoint(path) as checkpoint:
+        assert not checkpoint.doubts
+        assert pairs(checkpoint) == {"1": 0, "0": 1}
+        assert {name: one.weight for name, one in checkpoint.training.parameters.items()} == {
+            "1": "model.1",
+            "0": "model.0",
+        }
+
+
+def test_buffers_of_norms_are_no_parameters(tmp_path: Path) -> None:
+    """A `BatchNorm` has four tensors of one shape, of which two are parameters, and counts its batches."""
+    weights = model(z__bias=(3,), bn__weight=(3,), bn__bias=(3,), bn__running_mean=(3,), bn__running_var=(3,))
+    counted = {**weights, "bn.num_batches_tracked": tensor(np.zeros((), np.int64), "n")}
+    three = adam([(3,), (3,), (3,)])
+    with sw.open_checkpoint(written(tmp_path / "run.pt", {"model": counted, "optimizer": three})) as checkpoint:
+        assert not checkpoint.doubts
+        assert pairs(checkpoint) == {"z.bias": 0, "bn.weight": 1, "bn.bias": 2}
+    written(tmp_path / "two" / "model.pt", counted)
+    written(tmp_path / "two" / "optimizer.pt", three)
+    with sw.open_checkpoint(tmp_path / "two") as checkpoint:
+        assert not checkpoint.doubts
+        assert pairs(checkpoint) == {"z.bias": 0, "bn.weight": 1, "bn.bias": 2}
+    with sw.open_checkpoint(written(tmp_path / "run.pt", {"model": weights, "optimizer": three})) as checkpoint:
+        assert "keep their numbers" in checkpoint.doubts[0]  # Something else may have such names.
+
+
 def test_sorted_names_do_where_shapes_alone_say_which_is_which(tmp_path: Path) -> None:
     path = written(tmp_path / "run.pt", {"model": model(a=(3,), b=(4,)), "optimizer": adam([(4,), (3,)])})
     with sw.open_checkpoint(path) as checkpoint:

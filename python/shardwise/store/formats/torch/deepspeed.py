@@ -37,7 +37,7 @@ from .deepspeed_files import (
 from .flat_parts import Arrays, FlatRow, WholeRow, dtype_and_shape, filled, is_flat, made
 from .model_parallel import CutRules, RankCut, whole
 from .optimizers import NamedShape, numbered_names
-from .tensors import SavedTensor, dict_of, sums_of, value_object
+from .tensors import SavedTensor, dict_of, items_within, sums_of, value_object
 from .universal import latest_in
 from .zero_partitions import Spans, group_shapes, parameters_of_groups, rank_arrays, step_elsewhere
 from .zero_states import number_in, state_value, whole_optimizer
@@ -184,10 +184,12 @@ class _StepFolder(Rows):
         optimizers = [optimizer for optimizer, _ in held if optimizer is not None]
         if len(optimizers) != len(self.models):
             return
+        listed = items_within(self.first.values.get("buffer_names")) or ()
+        buffers = {name for _, name in listed if isinstance(name, str)}
         candidates = [
             NamedShape(name, row.cut.local[0])
             for name, row in self.weights.items()
-            if row.alias_of is None and "float" in row.dtype.name
+            if row.alias_of is None and "float" in row.dtype.name and name not in buffers
         ]
         found, why = numbered_names(optimizers[:1], candidates, is_ordered=True)
         if why:

@@ -13,7 +13,7 @@ from ...data.location import Location
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import Unit, fitting_units, joined_ranges, parameter_ranges
-from .optimizers import NamedShape, OptimizerDict, as_optimizer, is_by_name, numbered_names
+from .optimizers import NamedShape, OptimizerDict, as_optimizer, is_by_name, is_norm_buffer, numbered_names
 from .rank_parts import FlatRange, Gathered, of_ranges
 from .run_values import is_same_value
 from .state_dicts import number_tensor
@@ -193,6 +193,7 @@ class States:
                 or ((is_plain or self._names is not None or not held.shape) and "float" in held.dtype.name)
             )
             and owners.setdefault(held.storages(), name) == name
+            and not is_norm_buffer(name, weights)
         ]
         shapes = {at: held.shape for at, held in self._gathered.items()}
         self._add_all(self._matched(shapes, candidates, is_ordered=not is_by_name(weights)))
@@ -214,8 +215,7 @@ class States:
             self.doubts.append(
                 f"{self._containers[0].file.path}: the parameters of its optimizer keep their numbers: {why}"
             )
-            return {}
-        return {number: [name] for number, name in found[0].items()}
+        return {number: [name] for each in found for number, name in each.items()}
 
     def _add_all(self, names: Mapping[Any, Sequence[str]]) -> None:
         """Add the states and groups of parameters that are not flat."""

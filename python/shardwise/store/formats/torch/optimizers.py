@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...._text import shown
@@ -25,6 +25,7 @@ __all__ = [
     "as_optimizer",
     "dict_entries",
     "is_by_name",
+    "is_norm_buffer",
     "numbered_names",
 ]
 
@@ -133,6 +134,17 @@ def is_by_name(names: Iterable[str]) -> bool:
     return names == sorted(names)
 
 
+def is_norm_buffer(name: str, names: Container[str]) -> bool:
+    """Return whether a tensor is a buffer of a norm of batches, which counts the batches next to it.
+
+    >>> held = ["bn.weight", "bn.running_mean", "bn.num_batches_tracked"]
+    >>> [is_norm_buffer(name, held) for name in held]
+    [False, True, False]
+    """
+    module, _, last = name.rpartition("running_")
+    return last in ("mean", "var") and f"{module}num_batches_tracked" in names
+
+
 def _shape_of(states: Mapping[Any, Any], shape_of: Callable[[Any], Shape | None]) -> Shape | None:
     """Return the shape of a parameter that its states imply; `None` if they do not."""
     found = {kind: shape_of(value) for kind, value in states.items()}
@@ -163,11 +175,24 @@ def numbered_names(
         names: The names in the order of the numbers, of one optimizer after the other, if the caller knows them.
 
     Returns:
-        The names by number of each optimizer, and an empty text; or `None`, and the reason.
+        The names by number of each optimizer, and an empty text; or no names, and the reason. Where the model has
+        numbers for names itself, there are names that say that they are numbers of the optimizer.
 
     Raises:
         ParseError: if `names` do not fit the numbers, or the shapes.
     """
+    found, why = _found_names(optimizers, candidates, is_ordered, names)
+    if why and any(name.isdecimal() for name, _ in candidates):
+        found = [{number: f"number_{number}" for group in one.params for number in group} for one in optimizers]
+    return found, why
+
+
+def _found_names(
+    optimizers: Sequence[OptimizerDict],
+    candidates: Sequence[NamedShape],
+    is_ordered: bool,
+    names: Sequence[str] | None,
+) -> tuple[list[dict[int, str]], str]:
     items: list[tuple[int, int]] = []  # The optimizer and the number.
     groups: list[list[int]] = []  # The positions in `items` of each group.
     for which, optimizer in enumerate(optimizers):

@@ -18,7 +18,16 @@ from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, KeyPath, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from ...tensors.stored_pieces import StoredPiece, whole_box
-from .optimizers import NAMED, NamedShape, OptimizerDict, as_optimizer, dict_entries, is_by_name, numbered_names
+from .optimizers import (
+    NAMED,
+    NamedShape,
+    OptimizerDict,
+    as_optimizer,
+    dict_entries,
+    is_by_name,
+    is_norm_buffer,
+    numbered_names,
+)
 from .pickles import Record
 from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object
 
@@ -183,7 +192,8 @@ class StateDicts:
         for name in own:
             container, saved = self._saved[name]
             # A second name of the same tensor is no further parameter; buffers of integers are none at all.
-            if (id(container), saved) not in tied and FLOATS.match(saved.dtype.name):
+            is_parameter = (id(container), saved) not in tied and not is_norm_buffer(name, self._saved)
+            if is_parameter and FLOATS.match(saved.dtype.name):
                 found.append(NamedShape(name[len(prefix) :], saved.shape))
             tied.add((id(container), saved))
         return ModelParameters(found, not is_by_name(own))

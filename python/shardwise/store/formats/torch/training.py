@@ -23,7 +23,7 @@ from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObje
 from ...tensors.model_config import config_of
 from ...tensors.stored import StoredTensor
 from .dcp import open_form as open_dcp
-from .optimizers import NamedShape, is_by_name
+from .optimizers import NamedShape, is_by_name, is_norm_buffer
 from .state_dicts import FLOATS, ModelParameters, StateDicts
 from .tensors import value_object
 
@@ -154,7 +154,7 @@ def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
     for name, tensor in checkpoint.items():
         owner = None if tensor.alias_of is None else checkpoint[tensor.alias_of]
         is_tied = owner is not None and (owner.shape, owner.dtype) == (tensor.shape, tensor.dtype)
-        if FLOATS.match(tensor.dtype) and not is_tied:
+        if FLOATS.match(tensor.dtype) and not is_tied and not is_norm_buffer(name, checkpoint):
             found.append(NamedShape(name, tensor.shape))
     names = [each.name for each in found]
     if checkpoint.format == "torch" and not is_by_name(checkpoint):
