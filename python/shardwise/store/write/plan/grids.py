@@ -100,6 +100,11 @@ class TaskGrid:
             sizes = sizes * np.where(rows > 0, np.minimum(rows, length - slab * rows), 1)
         return sizes
 
+    def only_tasks(self, tensors: Numbers) -> Numbers:
+        """Return, for each of these tensors, the task that has all of it; -1 if several tasks have parts of it."""
+        at = np.searchsorted(self._runs["first"], tensors, side="right") - 1
+        return np.where(self._runs["rows"][at] == 0, self._firsts[at], -1)
+
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
         """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""
         at = int(np.searchsorted(self._runs["first"], tensor, side="right")) - 1
@@ -150,6 +155,10 @@ class FileGrid:
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    def only_tasks(self, tensors: Numbers) -> Numbers:
+        """Return -1 for each of these tensors: any number of tasks may have parts of it."""
+        return np.full(len(tensors), -1)
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
         """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""
@@ -218,6 +227,11 @@ class SharedGrid:
                 else:
                     found[-1] = tensor, joined
         return found
+
+    def only_tasks(self, tensors: Numbers) -> Numbers:
+        """Return, for each of these tensors, the task that has all of it; -1 if it is of several slabs."""
+        slabs = self._slabs.only_tasks(self._places[tensors])
+        return np.where(slabs < 0, -1, np.searchsorted(self._firsts, slabs, side="right") - 1)
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
         """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""

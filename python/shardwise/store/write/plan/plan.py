@@ -30,6 +30,9 @@ __all__ = [
     "TargetTensor",
 ]
 
+#: The number of tensors whose boxes are summed up together.
+_TOGETHER = 256
+
 _SelfTasks = TypeVar("_SelfTasks", bound="CheckpointTasks")
 
 
@@ -126,9 +129,15 @@ class CheckpointTasks(CheckpointTables):
             return self.grid.bytes
         if self._written_bytes is None:
             self._written_bytes = np.zeros(len(self.grid), np.int64)
-            for number, tensor in enumerate(self.tensors):
-                if 0 not in tensor.shape:
-                    self.grid.add_overlaps(number, tensor.targets, self._written_bytes)
+            ends = np.append(0, self.column("tensors", "targets"))
+            for begin in range(0, len(self.tensors), _TOGETHER):
+                own = ends[begin : begin + _TOGETHER + 1]
+                numbers = np.repeat(np.arange(begin, begin + len(own) - 1), np.diff(own))
+                sizes = self.slot_table.bytes(numbers, self.rows("targets", int(own[0]), int(own[-1]))["place"])
+                tasks = self.grid.only_tasks(numbers)
+                np.add.at(self._written_bytes, tasks[tasks >= 0], sizes[tasks >= 0])
+                for number in np.unique(numbers[tasks < 0]).tolist():
+                    self.grid.add_overlaps(number, self.tensors[number].targets, self._written_bytes)
         return self._written_bytes
 
     def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -161,8 +160,7 @@ class Ledger:
 
 def _fingerprint(receipt: TaskReceipt) -> int:
     """Return a number, never 0, that is equal for receipts with the same digests."""
-    contents = repr((receipt.digests, receipt.crcs)).encode()
-    return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
+    return hash((receipt.digests, receipt.crcs)) & (2**64 - 1) | 1
 
 
 def usual_parts(receipts: Mapping[str, int]) -> int | None:
