@@ -265,4 +265,19 @@ def test_parameters_that_may_be_either_keep_their_numbers_and_names_settle_it(tm
         sw.open_checkpoint(unpacked("accelerate", tmp_path), parameter_names=["a"])
 
 
+def test_parameters_of_no_elements_are_not_tied(tmp_path: Path) -> None:
+    """Their parts are in the same place, that is nowhere."""
+    shapes = {"a": (0, 2), "b": (0,), "c": (3,)}
+    for rank in range(2):
+        own = {name: ones(*(2 - rank if extent == 3 else extent for extent in shape)) for name, shape in shapes.items()}
+        made = {name: dtensor(own[name], name, shape, (2,), (rank,), [SHARD]) for name, shape in shapes.items()}
+        (tmp_path / f"model_world_size_2_rank_{rank}.pt").write_bytes(save(made))
+        held = {"state": {number: {"exp_avg": value} for number, value in enumerate(made.values())}}
+        groups = [{"lr": 0.5, "params": [0, 1, 2]}]
+        (tmp_path / f"optim_world_size_2_rank_{rank}.pt").write_bytes(save({**held, "param_groups": groups}))
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        assert not checkpoint.doubts
+        assert {name: checkpoint[f"optimizer.state.{name}.exp_avg"].shape for name in shapes} == shapes
+
+
 SHARD = placements.Shard(0)

@@ -192,7 +192,7 @@ class States:
                 held.is_sharded
                 or ((is_plain or self._names is not None or not held.shape) and "float" in held.dtype.name)
             )
-            and owners.setdefault(held.storages(), name) == name
+            and (0 in held.shape or owners.setdefault(held.storages(), name) == name)
             and not is_norm_buffer(name, weights)
         ]
         shapes = {at: held.shape for at, held in self._gathered.items()}
