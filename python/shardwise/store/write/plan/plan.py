@@ -136,7 +136,8 @@ class CheckpointTasks(CheckpointTables):
                 sizes = self.slot_table.bytes(numbers, self.rows("targets", int(own[0]), int(own[-1]))["place"])
                 tasks = self.grid.only_tasks(numbers)
                 np.add.at(self._written_bytes, tasks[tasks >= 0], sizes[tasks >= 0])
-                for number in np.unique(numbers[tasks < 0]).tolist():
+                # By a set: np.unique imports numpy.ma, which takes as long as to make many tasks.
+                for number in sorted(set(numbers[tasks < 0].tolist())):
                     self.grid.add_overlaps(number, self.tensors[number].targets, self._written_bytes)
         return self._written_bytes
 
