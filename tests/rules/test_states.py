@@ -31,6 +31,7 @@ OPTAX: dict[str, dict[str, tuple[str, ...]]] = {
     "adafactor": {"opt_state.0": ("v_row", "v_col", "v"), "opt_state.4": ("ema",)},
     "multisteps": {f"{INNER}.decay.inner_state.0": ("mu", "nu"), "opt_state": ("acc_grads",)},
     "sgd": {f"{INNER}.rest.inner_state.0": ("trace",)},
+    "labels that are called as fields": {f"{INNER}.{label}.inner_state.0": ("mu", "nu") for label in "mv"},
     "something new": {"opt_state.2": ("hessian",)},
     "flax.nnx": {"optimizer.opt_state.0": ("mu", "nu")},
     "nested": {"state.opt_state.0": ("mu", "nu")},

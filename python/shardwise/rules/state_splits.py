@@ -149,7 +149,7 @@ def by_kind(root: StateRoot, rest: str) -> StateName | None:
     for at, part in enumerate(parts[:-1]):
         if part.startswith("hyperparams"):
             return None
-        if part in _FIELDS:
+        if part in _FIELDS and parts[at - 1 : at] != ["inner_states"]:  # There it is a label of the user's.
             return StateName(
                 ".".join(parts[at + 1 :]), part, ".".join([root.text + parts[0], *parts[1 : at + 1]]) + ".", ""
             )
