@@ -218,6 +218,13 @@ PARTS = st.sampled_from(
 )
 
 
+def test_places_in_a_chain_of_optax() -> None:
+    """Numbers there are no names of parameters in a list."""
+    weights = {name: f"params.{name}" for name in ("head.0", "head.1", "layers.0.w")}
+    states = {f"opt_state.0.{kind}.{name}": (name, kind) for name in weights for kind in ("mu", "nu")}
+    check(weights, states, ["opt_state.0.count", "step"])
+
+
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_numbers_of_an_optimizer(prefix: str) -> None:
     """Numbers are no names, unless all parameters of the model are called by numbers: a `ParameterList` alone."""

@@ -102,7 +102,8 @@ def _begins_with_weight(root: StateRoot, rest: str, prefix: str, weights: Mappin
     at = rest.rfind(".")
     while at > 0:
         parameter = rest[:at]
-        if prefix + parameter in weights:
+        # A number there is the place in a chain of optax, not a name in a list of parameters.
+        if prefix + parameter in weights and not (root.is_optax and parameter.isdecimal()):
             return StateName(parameter, kind_called(rest[at + 1 :]), root.text, rest[at:], prefix + parameter)
         at = rest.rfind(".", 0, at)
     return None
