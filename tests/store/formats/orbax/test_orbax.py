@@ -587,6 +587,23 @@ def test_folders_that_cannot_be_opened(tmp_path: Path) -> None:
         sw.open_checkpoint(folder)
 
 
+def test_two_arrays_of_one_name_are_not_read(tmp_path: Path) -> None:
+    """The keys `a`, `b` and the key `a.b`: Orbax 0.12.8 saves both arrays in `a.b`, and restores one as both."""
+    tree = {
+        f"{keys}": {
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+            "value_metadata": {"value_type": "jax.Array"},
+        }
+        for keys in (("a", "b"), ("a.b",), ("w",))
+    }
+    folder = item(tmp_path / "item", tree_metadata=tree)
+    for name in ("a.b", "w"):
+        zarr2(folder, name, numbers(4), (4,))
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert list(checkpoint) == ["w"]
+        assert "two arrays of its tree have the name 'a.b'" in checkpoint.unreadable["a.b"]
+
+
 def test_what_a_tree_names_besides_arrays(tmp_path: Path) -> None:
     def folder(name: str, tree: Any) -> Path:
         path = item(tmp_path / name, tree_metadata=tree)

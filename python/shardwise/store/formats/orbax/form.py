@@ -116,15 +116,21 @@ def _open_item(
         if tensor is not None:
             tensor.name = known
             tensors[known] = tensor
-    _check_tree(item, said.get("tree_metadata"), prefix, {*tensors, *unreadable})
+    for name in _names_given_twice(item, said.get("tree_metadata"), prefix, {*tensors, *unreadable}):
+        tensors.pop(name, None)
+        unreadable[name] = (
+            f"{item}: two arrays of its tree have the name {shown(name)}, because a key has a dot; Orbax keeps them in "
+            "one place, so that only one was saved"
+        )
     strings = _json(item / "_strings.json")
     if isinstance(strings, dict):
         for name, text in strings.items():
             objects[f"{prefix}{name}"] = StoredObject(f"{prefix}{name}", lambda text=text: text)  # type: ignore[misc]
 
 
-def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None:
-    """Check that every array that the tree of an item names exists."""
+def _names_given_twice(item: Location, tree: Any, prefix: str, names: set[str]) -> set[str]:
+    """Check that every array that the tree of an item names exists, and return the names of two of them."""
+    seen, twice = set[str](), set[str]()
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
         value = entry.get("value_metadata") if isinstance(entry, dict) else None
@@ -135,6 +141,8 @@ def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None
         name = ".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys)
         if f"{prefix}{name}" not in names:
             raise ParseError(f"{item}: its tree names the array {shown(name)}, which does not exist")
+        (twice if name in seen else seen).add(name)
+    return {f"{prefix}{name}" for name in twice}
 
 
 def _json(path: Location) -> Any:
