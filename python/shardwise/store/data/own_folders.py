@@ -40,6 +40,24 @@ _FILE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | _NOT_THROUGH
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
 
 
+class _Naming:
+    """A block whose system errors name the whole path; a class, as each task of a plan enters a dozen."""
+
+    __slots__ = ("_folder", "_name")
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError) and error.errno is not None:
+            whole = str(self._folder / self._name)
+            if error.filename != whole:
+                raise OSError(error.errno, error.strerror, whole) from None
+
+
 class OpenFolder:
     """A folder that is held open; its entries are reached by their names from it.
 
@@ -179,16 +197,9 @@ class OpenFolder:
     def _at(self, name: str) -> str:
         return name if self.descriptor is not None else str(self.path / name)
 
-    @contextlib.contextmanager
-    def _naming(self, name: str = "") -> Iterator[None]:
+    def _naming(self, name: str = "") -> _Naming:
         """Make system errors in the block name the whole path."""
-        try:
-            yield
-        except OSError as error:
-            whole = str(self.path / name)
-            if error.errno is None or error.filename == whole:
-                raise
-            raise OSError(error.errno, error.strerror, whole) from None
+        return _Naming(self.path, name)
 
     def _is_own(self, status: os.stat_result) -> bool:
         """Return whether an entry belongs to the user; on some servers all users' files belong to one user."""
@@ -276,11 +287,15 @@ def refuse_stranger(path: Path, what: str = "") -> FileExistsError:
 def opened_below(path: Path, steps: int) -> Iterator[OpenFolder]:
     """Open a folder. Its last `steps` names are folders of ours, where links are not followed."""
     names = path.parts[len(path.parts) - steps :]
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(OpenFolder.at(path.parents[steps - 1] if steps else path))
+    folder = OpenFolder.at(path.parents[steps - 1] if steps else path)
+    try:
         for name in names:
-            folder = stack.enter_context(folder.enter(name))
+            inner = folder.enter(name)
+            folder.__exit__()
+            folder = inner
         yield folder
+    finally:
+        folder.__exit__()
 
 
 def make_marked(parent: OpenFolder, name: str, marker: str) -> OpenFolder:

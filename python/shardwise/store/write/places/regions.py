@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...._arguments import path_of
 from ...data.engine import CopyJob
 from ...data.location import taken
 from ...data.own_folders import opened_below
@@ -36,7 +37,7 @@ class FolderSink:
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Outcome:
         """Write the task's regions, assembled by the gatherer."""
-        with opened_below(Path(self.folder), 3) as folder:
+        with opened_below(path_of(self.folder), 3) as folder:
 
             def destinations(job: CopyJob) -> None:
                 for number, name, size in task.files:
