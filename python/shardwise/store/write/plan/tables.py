@@ -166,15 +166,17 @@ def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Num
 
 def slot_rows(files: Sequence[TargetFile]) -> Section:
     """Return all slots as a table, file by file."""
-    ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
+    ends = np.cumsum([0, *(len(file.boxes) for file in files)]).tolist()
 
     def make(begin: int, end: int) -> Numbers:
-        parts = [np.zeros((0, 2), np.int64)]
-        for number in range(bisect_right(ends, begin) - 1, bisect_left(ends, end)):
-            slots, first = files[number].slots, ends[number]
-            span = slice(max(begin - first, 0), end - first)
-            parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
-        return np.concatenate(parts)
+        numbers = range(bisect_right(ends, begin) - 1, bisect_left(ends, end))
+        spans = [slice(max(begin - ends[number], 0), end - ends[number]) for number in numbers]
+        found = np.zeros((end - begin, 2), np.int64)
+        if spans:
+            boxes = [files[number].boxes for number in numbers]
+            np.concatenate([each.tensors[span] for each, span in zip(boxes, spans, strict=True)], out=found[:, 0])
+            np.concatenate([each.places[span] for each, span in zip(boxes, spans, strict=True)], out=found[:, 1])
+        return found
 
     return Computed(ends[-1], len(SlotRow._fields), make)
 
