@@ -123,7 +123,12 @@ class Pieces(Sequence[LocatedPiece]):
         cls, numbers: Numbers, offsets: Numbers, boxes: Numbers, strides: Numbers, holders: Sequence[Any]
     ) -> Pieces:
         """Return the table of these columns; `boxes` are int64 of shape (pieces, dims, 2)."""
-        return cls(np.column_stack([numbers, offsets, boxes[..., 0], boxes[..., 1], strides]), holders)
+        count, rank, _ = boxes.shape
+        rows = np.empty((count, 2 + 3 * rank), np.int64)
+        rows[:, 0], rows[:, 1] = numbers, offsets
+        rows[:, 2 : 2 + 2 * rank] = boxes.transpose(0, 2, 1).reshape(count, 2 * rank)
+        rows[:, 2 + 2 * rank :] = strides
+        return cls(rows, holders)
 
     @classmethod
     def dense(cls, places: tuple[Any, Any], sides: Numbers, itemsize: int, arrays: Numbers | None = None) -> Pieces:

@@ -12,7 +12,7 @@ import numpy as np
 from ...._dtypes import DTYPES, Dtype
 from ...._fork import cached_property
 from ...._types import Numbers
-from ....pieces import Bounds, Pieces, shared_box
+from ....pieces import Bounds, Pieces, dense_strides, shared_box
 from ...data.files import Holder
 from ...data.location import Location
 from ...tensors.coverage import tile
@@ -221,9 +221,9 @@ class _FlatPieces(ListedPieces):
         row, placed = self._row, self._placed
         files, numbers, firsts = row.arrays.places
         spans, itemsize = row.spans[placed.sources], row.dtype.bits // 8
-        strides = np.array([_dense(local) for local in row.cut.local], np.int64).reshape(len(row.cut.local), -1)
+        strides = dense_strides(np.array(row.cut.local, np.int64).reshape(len(row.cut.local), -1), itemsize)
         offsets = firsts[spans[:, 0]] + (spans[:, 1] + placed.begins) * itemsize
-        return Pieces.built(numbers[spans[:, 0]], offsets, placed.boxes, strides[spans[:, 2]] * itemsize, files)
+        return Pieces.built(numbers[spans[:, 0]], offsets, placed.boxes, strides[spans[:, 2]], files)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
