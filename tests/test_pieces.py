@@ -188,6 +188,14 @@ def test_a_box_repeats_an_earlier_one(rank: int, starts: list[int]) -> None:
     assert repeats(Pieces.boxed(rows)).tolist() == [box in boxes[:at] for at, box in enumerate(boxes)]
 
 
+@given(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=6))
+def test_filled_pieces_have_elements(rank: int, extents: list[int]) -> None:
+    boxes = [((3, 3 + extent), (0, 2))[:rank] for extent in extents]
+    table = Pieces.of([LocatedPiece(box, at, at, (2, 1)[:rank]) for at, box in enumerate(boxes)], rank)
+    expected = [at for at, extent in enumerate(extents) if extent or not rank]
+    assert [piece.holder for piece in table.filled] == expected
+
+
 def test_the_table_without_pieces_is_of_any_number_of_dims() -> None:
     changed = NO_PIECES.transposed([1, 0]), NO_PIECES.within(3), NO_PIECES.without(1), NO_PIECES.clipped(((0, 1),) * 2)
     assert all(table is NO_PIECES for table in changed)

@@ -40,7 +40,7 @@ _FILE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | _NOT_THROUGH
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
 
 
-class _Naming:
+class _NamedErrors:
     """A block whose system errors name the whole path; a class, as each task of a plan enters a dozen."""
 
     __slots__ = ("_folder", "_name")
@@ -197,9 +197,9 @@ class OpenFolder:
     def _at(self, name: str) -> str:
         return name if self.descriptor is not None else str(self.path / name)
 
-    def _naming(self, name: str = "") -> _Naming:
+    def _naming(self, name: str = "") -> _NamedErrors:
         """Make system errors in the block name the whole path."""
-        return _Naming(self.path, name)
+        return _NamedErrors(self.path, name)
 
     def _is_own(self, status: os.stat_result) -> bool:
         """Return whether an entry belongs to the user; on some servers all users' files belong to one user."""

@@ -62,6 +62,8 @@ class TaskGrid:
     (9, [(0, ((2, 4), (0, 6)))], [(1, ((0, 1), (0, 1), (0, 5)))])
     >>> grid.bytes.tolist()
     [12, 12, 10, 10, 10, 10, 10, 10, 3]
+    >>> grid.only_tasks(np.array([0, 1, 2])).tolist()
+    [-1, -1, 8]
     """
 
     def __init__(self, runs: Numbers, tensor: Callable[[int], tuple[tuple[int, ...], int]]) -> None:
