@@ -89,3 +89,21 @@ def test_parts_are_all_tasks_once_and_as_equal_as_these_allow(to_store: bool, si
     assert (abs(written - sum(sizes) / parts) <= most + 1).all()
     if to_store and sizes and parts == len(sizes) and max(sizes) * 2 * parts < min(sizes) * (2 * parts + 1):
         assert [len(share) for share in shares] == [1] * parts
+
+
+def test_what_tasks_write_is_what_they_are_said_to_write(tmp_path: Path) -> None:
+    """Replicas count for each file; tensors are whole in a task, or cut into several, or without elements."""
+    values = {
+        "a": np.zeros((600, 256), "f4"),
+        "b": np.zeros((7, 3), "i2"),
+        "c": np.zeros((0, 4), "f4"),
+        "d": np.float32(1),
+    }
+    values |= {f"e.{at}": np.zeros((40, 64), "f4") for at in range(300)}
+    sw.save_checkpoint(tmp_path / "a.safetensors", values)
+    layouts = sw.LayoutMap(sw.DeviceMesh((3, 2), ("x", "y")))
+    layouts["a"], layouts["e"] = ("x", None), (None, "y")
+    plan = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", layouts, to="ranks", task_bytes=65536)
+    assert plan.written_bytes.tolist() == [task.nbytes for task in plan.tasks]
+    # Twice, once for each "y"; three times, for each "x"; and on all six.
+    assert plan.written_bytes.sum() == 2 * 600 * 256 * 4 + 3 * 300 * 40 * 64 * 4 + 6 * (7 * 3 * 2 + 4)
