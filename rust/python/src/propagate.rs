@@ -37,8 +37,8 @@ pub(crate) fn settle<'py>(
     itemsizes: &Bound<'py, PyAny>,
     kept: &Bound<'py, PyAny>,
     policy: &str,
-) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    guard(|| {
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
         let policy = policy_named(policy)?;
         let shapes = listed("shapes", shapes)?;
         let shapes: Vec<&[i64]> = shapes.iter().map(Vec::as_slice).collect();

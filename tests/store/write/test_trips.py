@@ -91,7 +91,7 @@ def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None
     seen.check()
     assert trip.made(new) == expected(to)
     # What goes along, an index, and files that the plan has, are not counted.
-    besides = {"shardwise.json", ".metadata", *report.companions}
+    besides = {"shardwise.json", ".metadata", "fsdp_config.json", *report.companions}
     besides |= {name for name in expected(to) if to == "universal" and BESIDE.fullmatch(name)}
     assert report.bytes == sum(
         len(data) for name, data in expected(to).items() if name not in besides and "index" not in name

@@ -32,8 +32,11 @@ from ..tensors.stored_pieces import ListedPieces, StoredPiece
 
 __all__ = ["open_by_rules"]
 
-#: The names of an engine's files: one for each rank and part.
-_ENGINE = re.compile(r"model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P<tp>\d{1,6}))-part-\d+\.safetensors")
+#: The names of an engine's files, one for each rank and part, and of ours.
+_ENGINE = re.compile(
+    r"(?:model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P<tp>\d{1,6}))-part-\d+"
+    r"|rank-(?P<own>\d{5,6})(?:-[A-Za-z0-9_.]+-\d+)*)\.safetensors"
+)
 #: The bytes of a tensor that are read to tell ranks apart.
 _BEGINNING = 64
 
@@ -131,7 +134,8 @@ def _files_of(path: Location, count: int) -> list[list[str]]:
     staged = {name: match for name in there if (match := _ENGINE.fullmatch(name)) is not None}
     width = max((int(match["tp"]) + 1 for match in staged.values() if match["tp"] is not None), default=1)
     for name, match in staged.items():
-        rank = int(match["rank"]) if match["rank"] is not None else int(match["pp"]) * width + int(match["tp"])
+        number = match["rank"] or match["own"]
+        rank = int(number) if number is not None else int(match["pp"]) * width + int(match["tp"])
         found.setdefault(rank, []).append(name)
     if not found:
         found = {rank: [name] for rank, name in bare_ranks(there).items()}
