@@ -174,7 +174,7 @@ def test_every_verb_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_our_own_files_for_ranks_are_told_apart_by_rank(tmp_path: Path) -> None:
     """Not by the last number in their names, which is a coordinate: `rank-00002-dp-1-tp-0`."""
     values = np.arange(32, dtype="f4").reshape(8, 4)
-    layouts = sw.LayoutMap(sw.DeviceMesh((2, 2), ("dp", "tp")))
+    layouts = sw.LayoutMap(sw.DeviceMesh((2, 2), ("dp", "tp")), replicated=["dp"])
     layouts["w"] = ("tp", None)
     sw.save_checkpoint(tmp_path / "ranks", {"w": values}, layouts, to="ranks", sync=False)
     sw.reshard_checkpoint(tmp_path / "ranks", tmp_path / "w.safetensors", source_layouts=layouts, sync=False)
