@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,21 @@ def test_shards_refuse_what_is_not_in_the_tensor() -> None:
     places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
     with refused(IndexError, "offsets has 6, which is not within the tensor 'w' of 6 elements"):
         places.shards({"w": [0, 6]})
+
+
+def test_what_is_by_name_must_be_a_mapping() -> None:
+    places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
+    calls: dict[str, Callable[[Any], Any]] = {
+        "offsets": places.shards,
+        "changed": places.route,
+        "memory": lambda given: places.apply("cpu:0", given, {}),
+    }
+    for argument, call in calls.items():
+        with refused(TypeError, f"{argument} must be a Mapping, got list"):
+            call([1, 2])
+    for wrong in (lambda: places.updates("cpu:0", [1]), lambda: places.apply("cpu:0", {}, [1])):  # type: ignore[arg-type]
+        with refused(TypeError, "changed must be a Mapping, got list"):
+            wrong()
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arguments import instance
 from .._core import Held
 from .._text import shown
 from ..errors import LayoutError
@@ -141,7 +142,7 @@ class Positions:
         >>> found.shards.tolist(), found.local.tolist(), found.places
         ([1, 0], [2, 1], ((('cpu:0', 'w', 0),), (('cpu:1', 'w', 0),)))
         """
-        ready = {name: self._offsets(name, given) for name, given in offsets.items()}
+        ready = {name: self._offsets(name, given) for name, given in _by_name("offsets", offsets).items()}
         # Of all tensors at once: memory of many small arrays takes longer to come by than it takes to fill.
         shards, local = np.empty((2, sum(map(len, ready.values()))), np.int64)
         found, at = {}, 0
@@ -185,7 +186,7 @@ class Positions:
             LayoutError: if there is no such tensor, or not as many values as offsets.
             IndexError: if an offset is not within its tensor.
         """
-        ready = {name: self._pair(name, pair) for name, pair in changed.items()}
+        ready = {name: self._pair(name, pair) for name, pair in _by_name("changed", changed).items()}
         slabs = self._held(device).slabs
         for name, (offsets, _) in ready.items():
             if name in slabs:
@@ -201,7 +202,7 @@ class Positions:
             LayoutError: as `updates`; if there is no layout for a tensor.
             IndexError: as `updates`.
         """
-        ready = {name: self._pair(name, pair) for name, pair in changed.items()}
+        ready = {name: self._pair(name, pair) for name, pair in _by_name("changed", changed).items()}
         for name, (offsets, _) in ready.items():
             self.partition(name)
             self._check(name, offsets)
@@ -227,9 +228,9 @@ class Positions:
         >>> places.apply("cpu:1", memory, {"w": ([0, 5], np.array([7, 8], np.int32))}), memory["w"].tolist()
         (1, [0, 0, 8])
         """
-        held = self._held(device)
+        held, memory = self._held(device), _by_name("memory", memory)
         ready = []
-        for name, pair in changed.items():
+        for name, pair in _by_name("changed", changed).items():
             offsets, values = self._pair(name, pair)
             if name not in held.slabs:
                 continue
@@ -400,3 +401,8 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     [Found(parameter='kernel', which=array([1, 2]), positions=array([2, 5]))]
     """
     return Positions(placing_of(layouts), shapes_of(tensors), checked_uneven(uneven))
+
+
+def _by_name(argument: str, value: Any) -> Mapping[str, Any]:
+    """Return an argument that has something for each name; TypeError if it is no mapping."""
+    return instance(argument, value, Mapping)  # type: ignore[type-abstract]
