@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,38 +86,3 @@ def test_megatron_loads_what_one_command_makes_of_hugging_face(tmp_path: Path) -
         assert set(found.files) == {*expected, "common"}
         for name, array in expected.items():
             assert found[name].tobytes() == array.astype(np.float32).tobytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "is_tied"), [((2, 2), False), ((1, 2), True)])
-def test_megatron_computes_what_transformers_does(sizes: tuple[int, int], is_tied: bool, tmp_path: Path) -> None:
-    """A Llama from Hugging Face, by one command a folder that Megatron-Core loads on stages and ranks: equal logits."""
-    pytest.importorskip("megatron.core")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    config: dict[str, Any] = {
-        "vocab_size": 200, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 4, "head_dim": 6,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": is_tied,
-    }  # fmt: skip
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
-    with torch.no_grad():
-        for value in model.parameters():  # Norms are ones otherwise, and logits almost nothing.
-            value.add_(torch.randn_like(value) / 3)
-        tokens = torch.randint(0, 200, (2, 9))
-        expected = model(tokens).logits.numpy()
-    model.save_pretrained(tmp_path / "hf")
-    tp, pp = sizes
-    command = ["reshard", str(tmp_path / "hf"), str(tmp_path / "made"), "--for", f"megatron(tp={tp}, pp={pp})"]
-    assert main([*command, "--no-sync", "--quiet"]) == 0
-    answer, said = tmp_path / "answer.npy", json.dumps({**config, "rope_theta": 10000.0})
-    worker = [sys.executable, "-W", "ignore", "-m", "tests.oracle.megatron_logits", str(tmp_path / "made"), said]
-    done = subprocess.run(
-        [*worker, f"{tp},{pp}", json.dumps(tokens.tolist()), str(answer)], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    found = np.load(answer)[:, :, :200]
-    assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
-    assert (found.argmax(-1) == expected.argmax(-1)).all()

@@ -151,12 +151,18 @@ def _placed(groups: Mapping[str, LoneGroup]) -> Iterator[None]:
 
 def _model(folder: str, rank: int, sizes: tuple[int, int, bool]) -> Any:
     """Return vLLM's model of the rank that this process is."""
-    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    tp, pp, expert_parallel = sizes
     # A configuration is used once: attention layers register in it by their names.
-    settings = VllmConfig(
+    return initialize_model(_settings(folder, rank, sizes))
+
+
+def _settings(folder: str, rank: int, sizes: tuple[int, int, bool]) -> Any:
+    """Return vLLM's settings of a rank for the `config.json` of a folder, in float32 on a CPU."""
+    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
+
+    tp, pp, expert_parallel = sizes
+    return VllmConfig(
         model_config=ModelConfig(
             model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True
         ),
@@ -170,4 +176,3 @@ def _model(folder: str, rank: int, sizes: tuple[int, int, bool]) -> Any:
         load_config=LoadConfig(load_format="dummy"),
         device_config=DeviceConfig("cpu"),
     )
-    return initialize_model(settings)
