@@ -8,7 +8,7 @@ layouts do not give, and a tensor that a rank lacks or should not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,9 @@ from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.coverage import tile
 from ..tensors.stored import StoredTensor
 from ..tensors.stored_pieces import ListedPieces, StoredPiece
+from .open import open_checkpoint
 
-__all__ = ["open_by_rules"]
+__all__ = ["open_form"]
 
 #: The names of an engine's files, one for each rank and part, and of ours.
 _ENGINE = re.compile(
@@ -41,15 +42,12 @@ _ENGINE = re.compile(
 _BEGINNING = 64
 
 
-def open_by_rules(
-    path: Location, layouts: Placing, open_file: Callable[[Location], StoredCheckpoint]
-) -> StoredCheckpoint:
+def open_form(path: Location, *, layouts: Placing) -> StoredCheckpoint:
     """Open a folder of bare files of ranks as one checkpoint, cut as layouts say.
 
     Args:
         path: The folder.
         layouts: The layouts of the tensors; rank i is device i of their mesh.
-        open_file: Opens one of the files.
 
     Raises:
         LayoutError: if the layouts have no mesh, or do not fit a tensor.
@@ -60,7 +58,7 @@ def open_by_rules(
         raise LayoutError("the layouts of the files of ranks have no mesh, which says how many ranks there are")
     labels = layouts.world.labels()
     names = _files_of(path, len(labels))
-    opened = [[open_file(path / name) for name in names[rank]] for rank in range(len(labels))]
+    opened = [[open_checkpoint(path / name, part=True) for name in names[rank]] for rank in range(len(labels))]
     held: dict[str, dict[int, StoredTensor]] = {}
     unreadable: dict[str, str] = {}
     for rank, files in enumerate(opened):

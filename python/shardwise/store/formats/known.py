@@ -28,7 +28,17 @@ from ..data.parts import (
     bare_ranks,
 )
 
-__all__ = ["BY_TENSORFLOW", "FORMS", "MOST_FOLDERS", "Candidate", "Form", "is_prefix"]
+__all__ = [
+    "BY_LAYOUTS",
+    "BY_TENSORFLOW",
+    "FORMS",
+    "MOST_FOLDERS",
+    "OPTIONS",
+    "Candidate",
+    "Form",
+    "is_prefix",
+    "no_optimizer",
+]
 
 # A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
 _MOST_NAMES = 1_000_000
@@ -78,7 +88,7 @@ class Form(NamedTuple):
     Attributes:
         name: The value of `StoredCheckpoint.format`.
         knows: Returns whether a path has this format.
-        module: The module of this package whose `open_form(path)` opens it; empty if it cannot be read.
+        module: The module of this package whose `open_form(path)` opens it, with `OPTIONS`; empty if it cannot be read.
         refusal: For a format without a module, the sentence that says why, and what to do instead.
     """
 
@@ -86,6 +96,18 @@ class Form(NamedTuple):
     knows: Callable[[Candidate], object]
     module: str = ""
     refusal: str = ""
+
+
+#: The arguments of `open_checkpoint` that a module's `open_form` takes besides the path. Modules not listed take none.
+OPTIONS = {
+    "by_rules": ("layouts",),
+    "keras": ("part",),
+    "safetensors.form": ("part", "parameter_names"),
+    "torch.fsdp": ("padded", "parameter_names"),
+    "torch.items": ("parameter_names",),
+    "torch.plain": ("part", "parameter_names"),
+    "torch.training": ("parameter_names",),
+}
 
 
 def _named(*names: str) -> Callable[[Candidate], object]:
@@ -116,7 +138,9 @@ BY_TENSORFLOW = (
     "'_CHECKPOINTABLE_OBJECT_GRAPH'}) makes a checkpoint of it; PREFIX is what its files begin with, in a SavedModel "
     "variables/variables"
 )
-#: The formats, in the order in which they are tried.
+#: Bare files of ranks. Nothing in them says how tensors are cut; they have this format if the caller gives layouts.
+BY_LAYOUTS = Form("ranks by rules", lambda _: False, "by_rules")
+#: The other formats, in the order in which they are tried.
 FORMS: list[Form] = [
     Form(
         "orbax (unfinished)",
@@ -320,6 +344,13 @@ FORMS: list[Form] = [
         refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
     ),
 ]
+
+
+def no_optimizer(path: object) -> ParseError:
+    """Return the error for names of an optimizer's parameters that are given with a path that has no optimizer."""
+    return ParseError(
+        f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"
+    )
 
 
 def is_prefix(path: Location) -> bool:

@@ -5,31 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from itertools import islice
-from typing import Any, NamedTuple
 
 from ..._arguments import check_items, is_true
 from ..._fork import importing
 from ..._text import shown
-from ...errors import LayoutError, ParseError
+from ...errors import LayoutError
 from ...placing import Layouts, placing_of
 from ..data.location import Location, hub_hint, location_of, refuse_other
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.kinds import kind_of
 from ..tensors.stored import UnsupportedError
-from .by_rules import open_by_rules
-from .known import BY_TENSORFLOW, FORMS, MOST_FOLDERS, Candidate, is_prefix
+from .known import BY_LAYOUTS, BY_TENSORFLOW, FORMS, MOST_FOLDERS, OPTIONS, Candidate, Form, is_prefix, no_optimizer
 
 __all__ = ["known_form", "open_checkpoint"]
-
-#: The modules whose files may be parts of a checkpoint.
-_OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
-#: The module of files of ranks, whose tensors may be padded.
-_OF_RANKS = "torch.fsdp"
-#: The modules of models in one folder, which may also hold files of a training run.
-_OF_MODELS = ("safetensors.form", "torch.plain", "torch.training")
 
 
 def open_checkpoint(
@@ -85,33 +75,25 @@ def open_checkpoint(
     ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
     <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
     """
-    if layouts is not None:
-        if padded or parameter_names is not None:
-            raise LayoutError("padded and parameter_names are for files that say how they are cut; layouts is given")
-        return open_by_rules(location_of(path), placing_of(layouts), partial(open_checkpoint, part=True))
-    form = known_form(location_of(path))
-    with importing:
-        module = import_module(f".{form.module}", __package__)
-    how: dict[str, Any] = {}
-    if part and form.module in _OF_ONE_FILE and not form.path.is_dir():
-        how["part"] = True
-    if is_true("padded", padded) and form.module == _OF_RANKS:
-        how["padded"] = True
+    location = location_of(path)
+    if layouts is not None and (padded or parameter_names is not None):
+        raise LayoutError("padded and parameter_names are for files that say how they are cut; layouts is given")
+    form = known_form(location) if layouts is None else BY_LAYOUTS
+    takes = OPTIONS.get(form.module, ())
     if parameter_names is not None:
         check_items("parameter_names", parameter_names, str)
-        of_files = form.module in ("torch.plain", "torch.items", _OF_RANKS)
-        if not of_files and (form.module not in _OF_MODELS or not form.path.is_dir()):
-            raise ParseError(
-                f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"
-            )
-    if form.module not in _OF_MODELS or not form.path.is_dir():
-        if parameter_names is not None:
-            how["parameter_names"] = parameter_names
-        opened: StoredCheckpoint = module.open_form(form.path, **how)
-        return opened
+        if "parameter_names" not in takes:
+            raise no_optimizer(location)
+    given = {
+        "part": part and not location.is_dir(),
+        "padded": is_true("padded", padded),
+        "parameter_names": parameter_names,
+        "layouts": None if layouts is None else placing_of(layouts),
+    }
     with importing:
-        from .torch.training import with_training_files
-    return with_training_files(module.open_form(form.path, **how), form.path, parameter_names)
+        module = import_module(f".{form.module}", __package__)
+    opened: StoredCheckpoint = module.open_form(location, **{name: given[name] for name in takes})
+    return opened
 
 
 def _is_known(path: Location) -> bool:
@@ -135,15 +117,8 @@ def _file_inside(candidate: Candidate) -> tuple[str, str]:
     return "", ""
 
 
-class _KnownForm(NamedTuple):
-    """A path, and the module of this package that opens it."""
-
-    path: Location
-    module: str
-
-
-def known_form(given: Location) -> _KnownForm:
-    """Return the module that opens a path, judged by names and first bytes only.
+def known_form(given: Location) -> Form:
+    """Return the format of a path, judged by names and first bytes only.
 
     Raises:
         OSError: if nothing is there.
@@ -164,7 +139,7 @@ def known_form(given: Location) -> _KnownForm:
         if form.knows(candidate):
             if not form.module:
                 raise UnsupportedError(f"{given}: {form.refusal}")
-            return _KnownForm(given, form.module)
+            return form
     if candidate.is_folder:
         names = ", ".join(candidate.names[:4])
         inside = next((name for name in candidate.names[:MOST_FOLDERS] if _is_known(candidate.path / name)), None)

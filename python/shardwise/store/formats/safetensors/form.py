@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ...._dtypes import CODES
+from ...._fork import importing
 from ...data.boxes import Located, contiguous_strides
 from ...data.files import Holder
 from ...data.location import Location
@@ -14,14 +15,28 @@ from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor
 from ...tensors.stored_pieces import StoredPiece, whole_box
+from ..known import no_optimizer
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 
 __all__ = ["open_form", "stored_piece"]
 
 
-def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
-    """Open a safetensors file, a folder in Hugging Face's format, or its index; `part` allows a part of one."""
+def open_form(path: Location, *, part: bool = False, parameter_names: Sequence[str] | None = None) -> StoredCheckpoint:
+    """Open a safetensors file, a folder in Hugging Face's format, or its index; `part` allows a part of one.
+
+    Files of a training run in a folder are read as well; `parameter_names` are for their optimizer.
+    """
+    if path.is_dir():
+        with importing:
+            from ..torch.training import with_training_files
+        return with_training_files(_opened(path, part), path, parameter_names)
+    if parameter_names is not None:
+        raise no_optimizer(path)
+    return _opened(path, part)
+
+
+def _opened(path: Location, part: bool) -> StoredCheckpoint:
     located = locate_checkpoint(path)
     entries, metadata, files = open_entries(located, part=part)
     by_path = {file.path: file for file in files}

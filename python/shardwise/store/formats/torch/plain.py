@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...._fork import importing
 from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
@@ -29,8 +30,16 @@ _META, _PARAMS = "consolidated.00.pth", "params.json"
 def open_form(path: Path, *, part: bool = False, parameter_names: Sequence[str] | None = None) -> StoredCheckpoint:
     """Open a file (`part` allows a part of a checkpoint), a folder with `pytorch_model.bin`, or its index.
 
-    Files of a training run in a folder are left to `training`.
+    Files of a training run in a folder are read as well.
     """
+    if path.is_dir():
+        with importing:
+            from .training import with_training_files
+        return with_training_files(_opened(path), path, parameter_names)
+    return _opened(path, part, parameter_names)
+
+
+def _opened(path: Path, part: bool = False, parameter_names: Sequence[str] | None = None) -> StoredCheckpoint:
     folder = path if path.is_dir() else path.parent
     weight_map: dict[str, str] | None = None
     if path.is_dir():

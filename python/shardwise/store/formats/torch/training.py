@@ -42,8 +42,12 @@ _MAGIC = b"PK\3\4"
 _STATE = "trainer_state.json"
 
 
-def open_form(path: Location) -> StoredCheckpoint:
+def open_form(path: Location, *, parameter_names: Sequence[str] | None = None) -> StoredCheckpoint:
     """Open a folder in which accelerate has saved distributed checkpoints of a model and of its optimizer."""
+    return with_training_files(_opened(path), path, parameter_names)
+
+
+def _opened(path: Location) -> StoredCheckpoint:
     names = [name for name, is_folder in sorted(entries_of(path)) if is_folder and re.fullmatch(FSDP_FOLDER, name)]
     opened: list[StoredCheckpoint] = []
     try:
