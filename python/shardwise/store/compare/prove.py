@@ -22,10 +22,10 @@ from ...rules.states import training_names
 from ..data.engine import add_digests, check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..data.text import are_sizes, box_text
-from ..formats import ranks
+from ..formats import sharded
 from ..formats.open import known_form, open_checkpoint
 from ..formats.sharded import MANIFEST, check_seal, damaged_files, read_manifest
-from ..formats.torch import dcp, dcp_safetensors
+from ..formats.torch import dcp
 from ..rewritten.names import Which, checked_which, chosen_part
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
@@ -250,11 +250,10 @@ class _Verification:
     def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
         """Verify the readable files of a damaged checkpoint one by one: the same box may be in several."""
         path, form, files = self._path, str(manifest.get("form")), _files_of(self._path, manifest)
-        opened = dcp.open_rest if form == "dcp" else ranks.open_rest if form in ("ranks", "vllm") else None
         held: dict[Location, dict[str, list[StoredPiece]]] = {}
         total = count = crcs = 0
         with ExitStack() as stack:
-            rest = (opened or dcp_safetensors.open_rest)(path, names)
+            rest = dcp.open_rest(path, names) if form == "dcp" else sharded.open_rest(path, names, form)
             for file in rest.files:
                 stack.callback(file.close)
             for name, pieces in rest.pieces.items():

@@ -6,7 +6,7 @@ Elements that several files hold are read from the first; the others are replica
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,16 +20,16 @@ from ...errors import ParseError
 from ...pieces import Bounds
 from ..data.boxes import Located, contiguous_strides
 from ..data.files import Holder
-from ..data.location import Location, open_file, opening
+from ..data.location import Location, opening
 from ..data.parts import MARK, PIECES
 from ..data.text import are_sizes, checked_shape
-from ..tensors.checkpoint import Besides, Rest, StoredCheckpoint
+from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.coverage import tile
 from ..tensors.stored import StoredTensor
 from ..tensors.stored_pieces import ListedPieces, StoredPiece
 from .safetensors.header import Entry, read_header
 
-__all__ = ["open_names", "open_rest"]
+__all__ = ["open_names", "rank_pieces"]
 
 
 class _RankArray(NamedTuple):
@@ -68,20 +68,19 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
     return StoredCheckpoint(path, form, tensors, files, Besides(metadata=metadata))
 
 
-def open_rest(path: Location, names: Iterable[str]) -> Rest:
-    """Open the files with these names, whatever else is missing in the folder."""
-    pieces: dict[str, list[StoredPiece]] = {}
-    files: list[Holder] = []
-    for name in sorted(name for name in names if name.endswith(".safetensors")):
-        files.append(open_file(path / name))
-        entries, texts = read_header(files[-1])
-        parts = _said_parts(files[-1], texts)
-        for tensor, entry in entries.items():
-            held = _held(files[-1], entry, parts.get(tensor))
-            for row in held.rows:
-                box = tuple((start, stop) for start, stop in row[:2].T.tolist())
-                pieces.setdefault(tensor, []).append(_piece([(held, row[2])], CODES[entry.dtype], 0, box))
-    return Rest(pieces, (), files)
+def rank_pieces(file: Holder) -> Iterator[tuple[str, StoredPiece]]:
+    """Yield the boxes of tensors that one file holds, each with its tensor's name.
+
+    Raises:
+        ParseError: if the file does not state its part of the tensors.
+    """
+    entries, texts = read_header(file)
+    parts = _said_parts(file, texts)
+    for tensor, entry in entries.items():
+        held = _held(file, entry, parts.get(tensor))
+        for row in held.rows:
+            box = tuple((start, stop) for start, stop in row[:2].T.tolist())
+            yield tensor, _piece([(held, row[2])], CODES[entry.dtype], 0, box)
 
 
 def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:

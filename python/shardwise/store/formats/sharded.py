@@ -7,18 +7,21 @@ them; the manifest, `shardwise.json`, adds shapes, layouts, sizes of files and d
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from ..._text import shown
 from ...errors import ParseError
+from ..data.files import Holder
 from ..data.location import Location, names_in, open_file, read_json
 from ..data.parts import MANIFEST
-from ..tensors.checkpoint import Besides, StoredCheckpoint
+from ..tensors.checkpoint import Besides, Rest, StoredCheckpoint
 from ..tensors.stored import StoredTensor
+from ..tensors.stored_pieces import StoredPiece
 from . import ranks
 from .torch import dcp_safetensors
 
-__all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]
+__all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "open_rest", "read_manifest", "sealed"]
 
 #: The texts before and after the digest of a manifest.
 _SEAL, _END = b',\n "sha256": "', b'"\n}'
@@ -85,6 +88,22 @@ def open_form(path: Location) -> StoredCheckpoint:
         inner.close()
         raise
     return StoredCheckpoint(path, form, tensors, inner._files, Besides(metadata=manifest))
+
+
+def open_rest(path: Location, names: Iterable[str], form: str) -> Rest:
+    """Open the safetensors files with these names, whatever else is missing in the folder.
+
+    Raises:
+        ParseError: if a file does not state its part of the tensors.
+    """
+    pieces_of = ranks.rank_pieces if form in ("ranks", "vllm") else dcp_safetensors.shard_pieces
+    pieces: dict[str, list[StoredPiece]] = {}
+    files: list[Holder] = []
+    for name in sorted(name for name in names if name.endswith(".safetensors")):
+        files.append(open_file(path / name))
+        for tensor, piece in pieces_of(files[-1]):
+            pieces.setdefault(tensor, []).append(piece)
+    return Rest(pieces, (), files)
 
 
 def read_manifest(folder: Location) -> dict[str, Any]:

@@ -8,7 +8,7 @@ numbers of the ranks and of each rank's files, must be complete.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,14 +23,14 @@ from ...data.files import Holder
 from ...data.location import Location, entries_of, open_file, opening
 from ...data.parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ...data.text import are_sizes, checked_shape
-from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint
+from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.coverage import tile
 from ...tensors.stored import StoredTensor
 from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 
-__all__ = ["open_form", "open_names", "open_rest"]
+__all__ = ["open_form", "open_names", "shard_pieces"]
 
 _NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
@@ -76,20 +76,15 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
     return StoredCheckpoint(path, "dcp-safetensors", tensors, files, Besides(metadata={**metadata, "ranks": ranks}))
 
 
-def open_rest(path: Location, names: Iterable[str]) -> Rest:
-    """Open the safetensors files with these names in a folder with a manifest, whatever else is missing."""
-    pieces: dict[str, list[StoredPiece]] = {}
-    files: list[Holder] = []
-    for name in sorted(name for name in names if name.endswith(".safetensors")):
-        files.append(open_file(path / name))
-        entries, texts = read_header(files[-1])
-        offsets = _sharding(files[-1], texts) if SHARDING_INFO in texts else {}
-        for tensor, entry in entries.items():
-            starts = offsets.get(tensor, (0,) * len(entry.shape))
-            if len(starts) == len(entry.shape):
-                box = tuple((at, at + size) for at, size in zip(starts, entry.shape, strict=True))
-                pieces.setdefault(tensor, []).append(stored_piece(entry, files[-1], box))
-    return Rest(pieces, (), files)
+def shard_pieces(file: Holder) -> Iterator[tuple[str, StoredPiece]]:
+    """Yield the boxes of tensors that one file holds, each with its tensor's name; without offsets, whole tensors."""
+    entries, texts = read_header(file)
+    offsets = _sharding(file, texts) if SHARDING_INFO in texts else {}
+    for tensor, entry in entries.items():
+        starts = offsets.get(tensor, (0,) * len(entry.shape))
+        if len(starts) == len(entry.shape):
+            box = tuple((at, at + size) for at, size in zip(starts, entry.shape, strict=True))
+            yield tensor, stored_piece(entry, file, box)
 
 
 def _refuse_ours(path: Location, names: list[str]) -> None:
