@@ -60,7 +60,7 @@ def same_tensors(path: Path, expected: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def swapped(tensor: npt.NDArray[Any], first: slice, second: slice) -> None:
-    """Two stretches of a tensor change places."""
+    """Two segments of a tensor change places."""
     kept = tensor[first].copy()
     tensor[first], tensor[second] = tensor[second], kept
 

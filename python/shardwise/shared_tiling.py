@@ -21,11 +21,11 @@ __all__ = ["SharedTiling", "Windows"]
 
 
 class Windows(NamedTuple):
-    """The stretches of one dim that each device has, in the order of device indices."""
+    """The segments of one dim that each device has, in the order of device indices."""
 
     #: The beginning of those of each device in the list of all: int64 (devices + 1,).
     begins: Numbers
-    #: Start and stop of each, and its place in the device's own array: int64 (stretches, 3).
+    #: Start and stop of each, and its place in the device's own array: int64 (segments, 3).
     rows: Numbers
     #: The size of the dim in each device's own array: int64 (devices,).
     sizes: Numbers
@@ -154,7 +154,7 @@ def _places(piece: Piece) -> tuple[int, ...]:
 
 
 def _cells(windows: Windows) -> list[list[tuple[int, int, int]]]:
-    """For each device its stretches, each cut where one of another device begins or ends within it."""
+    """For each device its segments, each cut where one of another device begins or ends within it."""
     filled = windows.rows[windows.rows[:, 0] < windows.rows[:, 1]]
     edges = np.unique(filled[:, :2])
     found = []

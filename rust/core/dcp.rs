@@ -33,7 +33,7 @@ pub struct Tensor<'a> {
     pub is_tiled: bool,
 }
 
-/// A stretch of a file.
+/// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The number of the file in [`Index::files`].
@@ -55,13 +55,13 @@ pub struct Index<'a> {
     pub bounds: Vec<i64>,
     /// The number of the place of each chunk, or -1 for a chunk without elements that has none.
     pub chunk_places: Vec<i64>,
-    /// All stretches.
+    /// All ranges.
     pub places: Vec<Place>,
     /// The files, by their paths from the folder of the index.
     pub files: Vec<&'a str>,
 }
 
-/// The key of a stretch: the name of what lies in it, and where it begins; nothing for an object.
+/// The key of a range: the name of what lies in it, and where it begins; nothing for an object.
 type Key<'a> = (&'a [u8], Option<Vec<i64>>);
 
 struct Reader<'a> {
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
         items.iter().map(|&item| self.number(Some(item))).collect()
     }
 
-    /// The stretches, by what lies in them.
+    /// The ranges, by what lies in them.
     fn places(&mut self, storage: &[(Id, Id)], poll: Poll<'_>) -> Result<()> {
         let not_one = || wrong("storage_data holds an entry that is not a chunk and its place");
         let mut files: HashMap<&'a str, i64> = HashMap::new();

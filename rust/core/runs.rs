@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_longest_stretches_of_the_box(p in partitions()) {
+        fn runs_are_the_longest_ranges_of_the_box(p in partitions()) {
             for device in 0..p.mesh().size() {
                 let bounds = p.box_of(device).unwrap();
                 let inside = |&offset: &i64| {

@@ -57,7 +57,7 @@ def two_layers(kind: str, initializer: Any) -> None:
 
 
 @case
-def packed_dims_of_one_stretch_are_plain_and_others_are_refused() -> None:
+def packed_dims_of_one_segment_are_plain_and_others_are_refused() -> None:
     """Before any data is made: a value of Keras is one array on each device."""
     kernel = build(layout_map_of(d1__kernel=(None, packed.experts(4, "model")))).layers[-1].kernel
     assert kernel.layout.axes == (None, "model")

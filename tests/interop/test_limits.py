@@ -106,14 +106,14 @@ class TestPackedDims:
             ("(2 n@tp 1)", 2, ""),
             ("(n@tp) + (n@tp)", 2, ""),
             ("(3 8@tp/max4)", 3, ""),
-            ("(n@tp) + (2*n@tp)", 0, "stretches of several sizes"),
-            ("(n@tp) + (8@tp)", 0, "stretches of several sizes"),
+            ("(n@tp) + (2*n@tp)", 0, "segments of several sizes"),
+            ("(n@tp) + (8@tp)", 0, "segments of several sizes"),
             ("(2 n@tp 2)", 0, "units are whole"),
             ("(3 8@tp/max2)", 0, "at most 2"),
-            (f"({2**62} 4@tp)", 0, "stretches, where there are 1 to"),
+            (f"({2**62} 4@tp)", 0, "segments, where there are 1 to"),
         ],
     )
-    def test_equal_stretches_are_what_pytorch_has(self, text: str, outer: int, why: str) -> None:
+    def test_equal_segments_are_what_pytorch_has(self, text: str, outer: int, why: str) -> None:
         if why:
             with refused(LayoutError, "axes[0] is a packed dim", why):
                 cut_of(0, packed.parse(text), MESH)

@@ -19,7 +19,7 @@ from shardwise.interop import torch as dialect
 from shardwise.interop.torch import Partial, Replicate, Shard, StridedShard, local_shards
 
 from .layouts import layouts, mesh_of
-from .stretches import random_stretches
+from .segments import random_segments
 
 DP_TP = DeviceMesh((4, 2), ("dp", "tp"))
 
@@ -190,9 +190,9 @@ def rows_of(layout: TensorLayout, size: int) -> list[list[int]]:
 
 @pytest.mark.heavy
 @given(st.randoms(use_true_random=False))
-def test_equal_stretches_are_strided_shards(source: random.Random) -> None:
+def test_equal_segments_are_strided_shards(source: random.Random) -> None:
     """Packed dims and sub-axes: what PyTorch cuts is what the layout says, there and back."""
-    case = random_stretches(source)
+    case = random_segments(source)
     layout, mesh = case.layout(), case.mesh()
     assert rows_of(layout, case.size) == case.rows_held()
     try:
@@ -245,8 +245,8 @@ def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) 
         (packed.parse("(2 n@tp/balanced)"), "uneven rule is 'balanced'"),
         (packed.parse("(2 n@dp+tp/ceil)"), "uneven rule is 'ceil'"),
         (packed.padded_vocab(100, "tp"), "padded"),
-        (packed.parse("(0 8@tp)"), "has 0 stretches"),
-        (packed.parse(f"({2**62} {2**40} 8@tp)"), "stretches, where there are 1 to"),
+        (packed.parse("(0 8@tp)"), "has 0 segments"),
+        (packed.parse(f"({2**62} {2**40} 8@tp)"), "segments, where there are 1 to"),
         (packed.parse("(2 8@tp:(1)1+dp:(1)2)"), "whole axes only"),
     ],
 )

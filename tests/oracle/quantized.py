@@ -205,10 +205,10 @@ def cut_and_compare(
         if not logical.why_uncut(dim):
             padded = isinstance(spec, sw.packed.PackedDim) and any(one.pad_to for one in spec.parts)
             room = partition.largest_shard_shape[dim] if padded else 0
-            # Stretches within a block of which one device has all are refused too.
-            stretches = isinstance(spec, sw.packed.PackedDim) and "stretches" in why and not cuts
-            assert any(cut % unit for cut in cuts) or room % unit or stretches, why
-            if shared and "stretches" not in why and "begins at" not in why and not padded:
+            # Segments within a block of which one device has all are refused too.
+            segments = isinstance(spec, sw.packed.PackedDim) and "segments" in why and not cuts
+            assert any(cut % unit for cut in cuts) or room % unit or segments, why
+            if shared and "segments" not in why and "begins at" not in why and not padded:
                 assert any(cut % least for cut in cuts), why
         return False
     assert not (cuts and logical.why_uncut(dim))

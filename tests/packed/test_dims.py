@@ -234,7 +234,7 @@ def test_dialects_refuse(dialect: Any) -> None:
         (packed.parse("(8) + (8)"), ""),
         (packed.parse("(8@tp:(1)2+tp:(2)2 3)"), ""),
         (packed.gate_up("tp"), "cut separately"),
-        (packed.parse("(2 n@tp)"), "several stretches"),
+        (packed.parse("(2 n@tp)"), "several segments"),
         (packed.padded_vocab(16, "tp", 16), "padded"),
         (packed.parse("(n@tp 2)"), "units are whole"),
         (packed.parse("(6@tp/ceil 2)"), "units are whole"),

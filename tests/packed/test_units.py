@@ -75,10 +75,10 @@ def test_every_small_cut_is_that_of_its_units(rule: UnevenRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES[1:])
-def test_halves_stretches_and_padding_have_units_of_their_own(rule: UnevenRule) -> None:
+def test_halves_segments_and_padding_have_units_of_their_own(rule: UnevenRule) -> None:
     for n, unit, devices in itertools.product(range(10), range(1, 5), range(1, 5)):
         mesh = sw.DeviceMesh((devices,), ("tp",))
-        # Two halves, of which one is twice as long; two stretches of n rows of 2; all on units.
+        # Two halves, of which one is twice as long; two segments of n rows of 2; all on units.
         halves = packed.concat(
             packed.part(n, axes="tp", unit=unit),
             packed.part(2 * n, axes="tp", unit=unit, pad_to=unit, pad_each=True),

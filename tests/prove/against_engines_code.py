@@ -13,7 +13,7 @@ import numpy as np
 import shardwise as sw
 from shardwise import packed
 from shardwise.interop.torch import Replicate, Shard, StridedShard, from_placements, to_placements
-from tests.interop.stretches import Stretches, random_stretches
+from tests.interop.segments import Segments, random_segments
 
 from .against_engines import compare_rows
 from .frameworks import Framework
@@ -210,10 +210,10 @@ def subject(oracle: str, engine: str, package: str) -> Subject:
     return Subject(oracle, "fused weights", 30_000, 1_000, run, framework.missing, framework.stop)
 
 
-def random_placed(rng: random.Random) -> Stretches:
+def random_placed(rng: random.Random) -> Segments:
     """A dim that strided shards can say."""
     while True:
-        case = random_stretches(rng)
+        case = random_segments(rng)
         try:
             to_placements(case.layout())
         except sw.LayoutError:
@@ -221,13 +221,13 @@ def random_placed(rng: random.Random) -> Stretches:
         return case
 
 
-def placements_of(case: Stretches) -> dict[str, Any]:
+def placements_of(case: Segments) -> dict[str, Any]:
     kinds = {Replicate: "replicate", Shard: "shard", StridedShard: "strided"}
     placed = [(kinds[type(one)], *vars(one).values()) for one in to_placements(case.layout())]
     return {"what": "strided", "shape": [case.size], "mesh_shape": case.mesh_shape, "placements": placed}
 
 
-def compare_placed(case: Stretches, answer: Any) -> None:
+def compare_placed(case: Segments, answer: Any) -> None:
     """The dim itself, and the one that its placements are read as, against what `_split_tensor` gives every rank."""
     if isinstance(answer, tuple):
         raise Mismatch(f"PyTorch answers {answer}")
@@ -241,14 +241,14 @@ def compare_placed(case: Stretches, answer: Any) -> None:
 TORCH = Framework("torch", WORKER, {"SHARDWISE_ENGINE": "torch"}, python=PYTHON)
 
 
-def torch_answers(cases: list[Stretches]) -> list[Any]:
+def torch_answers(cases: list[Segments]) -> list[Any]:
     return TORCH.ask([placements_of(case) for case in cases])
 
 
 PLACED = sampled(random_placed, answered(torch_answers, compare_placed))
 
 SUBJECTS = [
-    Subject("PyTorch", "stretches and sub-axes", 30_000, 1_000, PLACED, TORCH.missing, TORCH.stop),
+    Subject("PyTorch", "segments and sub-axes", 30_000, 1_000, PLACED, TORCH.missing, TORCH.stop),
     subject("transformers", "transformers", "transformers"),
     subject("Megatron-Core", "megatron", "megatron"),
     subject("DeepSpeed", "deepspeed", "deepspeed"),

@@ -167,21 +167,21 @@ def compare_partition(case: TorchCase, is_box: Any, answer: Any) -> None:
         layout = from_placements(case.ours(), case.mesh(), len(case.shape))
     except sw.LayoutError:
         return
-    stretches = [spec.parts[0].factors[0] or 1 if isinstance(spec, PackedDim) else 1 for spec in layout.axes]
+    segments = [spec.parts[0].factors[0] or 1 if isinstance(spec, PackedDim) else 1 for spec in layout.axes]
     try:
         partition = layout.partition(case.shape, "chunk")
-    except sw.LayoutError as error:  # A layout's stretches are equal.
-        same("what is refused", any(n % outer for n, outer in zip(case.shape, stretches, strict=True)), True)
+    except sw.LayoutError as error:  # A layout's segments are equal.
+        same("what is refused", any(n % outer for n, outer in zip(case.shape, segments, strict=True)), True)
         same("how it is refused", "cannot take the rest" in str(error), True)
         return
-    same("what is not refused", any(n % outer for n, outer in zip(case.shape, stretches, strict=True)), False)
-    cuts = zip(case.shape, stretches, partition.num_shards, strict=True)
+    same("what is not refused", any(n % outer for n, outer in zip(case.shape, segments, strict=True)), False)
+    cuts = zip(case.shape, segments, partition.num_shards, strict=True)
     is_strided = any(kind == "strided" for kind, *_ in case.placements)
     if is_strided and any(n % (outer * count) for n, outer, count in cuts):
         return
     if case.elements:
         same("the elements of the partition", held_by(partition, case.mesh()), answer["elements"])
-    if max(stretches, default=1) == 1:
+    if max(segments, default=1) == 1:
         boxes = partition.boxes()
         same("the offsets of the partition", boxes[:, :, 0].tolist(), [list(each) for each in answer["offsets"]])
         sizes = (boxes[:, :, 1] - boxes[:, :, 0]).tolist()

@@ -159,7 +159,7 @@ def test_blocks_are_shared_by_uneven_shards_and_by_devices_without_elements() ->
     assert rows_of(fp8(500, 128), over(7, spec, None)) == [[0], [0, 1], [1, 2], [2], [3], [3], []]
 
 
-def test_blocks_of_stretches_and_of_parts_are_shared() -> None:
+def test_blocks_of_segments_and_of_parts_are_shared() -> None:
     """By hand: shards of 96 rows of 384, three blocks of 128, touch block 0, 0 and 1, 1 and 2, and 2, in each part."""
     expected = [[0, 3], [0, 1, 3, 4], [1, 2, 4, 5], [2, 5]]
     assert rows_of(fp8(768, 128), over(4, packed.parse("(2 384@tp)"), None)) == expected
@@ -228,11 +228,11 @@ def test_a_case_is_written_as_code() -> None:
 
 
 @pytest.mark.parametrize(("rows", "each"), [(256, 2), (192, None)])
-def test_stretches_of_a_packed_weight_are_whole_blocks(rows: int, each: int | None) -> None:
-    """Two stretches of 256 rows are two blocks of 128 each, and every device of two holds one of each; 192 are none."""
+def test_segments_of_a_packed_weight_are_whole_blocks(rows: int, each: int | None) -> None:
+    """Two segments of 256 rows are two blocks of 128 each, and every device of two holds one of each; 192 are none."""
     logical, layout = fp8(2 * rows, 128), over(2, packed.concat(packed.part((2, rows), 1, "tp")), None)
     if each is None:
-        with refused(sw.LayoutError, "each of its 2 stretches has 192 elements, no multiple of a block of 128"):
+        with refused(sw.LayoutError, "each of its 2 segments has 192 elements, no multiple of a block of 128"):
             component_layouts(logical, layout)
     else:
         made = component_layouts(logical, layout)["a.weight_scale_inv"].partition((4, 1))

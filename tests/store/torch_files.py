@@ -76,7 +76,7 @@ def new(module: str, name: str, **state: Any) -> Call:
 
 @dataclass(frozen=True)
 class Storage:
-    """A stretch of bytes that a container holds beside its pickle."""
+    """A range of bytes that a container holds beside its pickle."""
 
     key: str
     kind: str

@@ -59,14 +59,14 @@ class RatioCut(NamedTuple):
 
     Attributes:
         dim: The dim that is cut.
-        stretches: For each device the stretches of that dim that it has, each from its first element to one past its
+        segments: For each device the segments of that dim that it has, each from its first element to one past its
             last; of a fused tensor one for each part.
     """
 
     name: str
     shape: tuple[int, ...]
     dim: int
-    stretches: tuple[tuple[tuple[int, int], ...], ...]
+    segments: tuple[tuple[tuple[int, int], ...], ...]
 
 
 class RatioFit(NamedTuple):
@@ -107,7 +107,7 @@ class RatioFit(NamedTuple):
             if key not in made:
                 whole = tuple((0, size) for size in shape)
                 boxes = {
-                    label: [(*whole[:dim], stretch, *whole[dim + 1 :]) for stretch in own]
+                    label: [(*whole[:dim], segment, *whole[dim + 1 :]) for segment in own]
                     for label, own in zip(devices, every, strict=True)
                 }
                 arrays = {
@@ -172,7 +172,7 @@ def fits_ratio(
     if unknown or not cut:
         verdicts.append("unknown")
     cuts = {
-        name: RatioCut(name, one.kind.tensor.shape, _dim(one), _stretches(one, key, units[key]))
+        name: RatioCut(name, one.kind.tensor.shape, _dim(one), _segments(one, key, units[key]))
         for key, members in classes.items()
         if units[key].verdict != "refused"
         for one in members
@@ -182,7 +182,7 @@ def fits_ratio(
         for name in one.kind.names if one.name.endswith(".bias") else ():
             rows = cuts.get(f"{name.removesuffix('bias')}weight")
             if rows is not None and rows.dim == 0 and one.kind.tensor.shape == rows.shape[:1]:
-                cuts[name] = RatioCut(name, one.kind.tensor.shape, 0, rows.stretches)
+                cuts[name] = RatioCut(name, one.kind.tensor.shape, 0, rows.segments)
     quantized = tuple(dict.fromkeys(one.name for one in cut if one.kind.tensor.form != "plain"))
     verdict = max(verdicts, key=_ORDER.index)
     return RatioFit(
@@ -246,8 +246,8 @@ def _shares(key: tuple[str, int], members: Sequence[Judged], ratio: Sequence[int
     return UnitShares(said, units, shares, "rounded", why, names)
 
 
-def _stretches(one: Judged, key: tuple[str, int], cut: UnitShares) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each device the stretches of the dim that it has: one of each part."""
+def _segments(one: Judged, key: tuple[str, int], cut: UnitShares) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each device the segments of the dim that it has: one of each part."""
     found: list[list[tuple[int, int]]] = [[] for _ in cut.shares]
     base = 0
     for part in portions(one.role, one.heads, one.kind.tensor.shape[_dim(one)], 1):

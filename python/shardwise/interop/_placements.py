@@ -75,10 +75,10 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
 
     Raises:
         LayoutError: if the layout has no mesh, names sub-axes that do not make up whole axes, has a packed dim that is
-            not of equal stretches cut alike, or cuts a dim by several axes of size 1 in an order that is not the
+            not of equal segments cut alike, or cuts a dim by several axes of size 1 in an order that is not the
             mesh's.
 
-    A packed dim of equal stretches is a `_StridedShard` whose split factor is their number; placements do not keep
+    A packed dim of equal segments is a `_StridedShard` whose split factor is their number; placements do not keep
     the names and sizes of its parts.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
@@ -150,7 +150,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
             own = [one for one in read if isinstance(one, (Shard, StridedShard)) and one.dim == dim]
             raise LayoutError(
                 f"placements {shown(own)} cut dim {dim} over {shown(mesh)}: a split_factor is not a product of axes "
-                "and sub-axes that cut it, with equal stretches around all of them, so no layout expresses it"
+                "and sub-axes that cut it, with equal segments around all of them, so no layout expresses it"
             )
         specs.append(spec_of(cut))
     return TensorLayout(specs, mesh, unreduced=unreduced)

@@ -39,10 +39,10 @@ def merged_axes(names: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 def plain_layout(layout: TensorLayout) -> TensorLayout:
-    """Return the same cut without packed dims, if every device holds one stretch of each, its own share.
+    """Return the same cut without packed dims, if every device holds one segment of each, its own share.
 
     Raises:
-        LayoutError: if a packed dim gives a device several stretches, more than its share, or not provably its share.
+        LayoutError: if a packed dim gives a device several segments, more than its share, or not provably its share.
 
     >>> from shardwise import packed
     >>> mesh = DeviceMesh((4,), ("ep",))
@@ -81,7 +81,7 @@ def _why_not_one(one: Part, shards: int) -> str:
     cut = one.cut or 0
     units, inner = one.factors[cut], one.factors[cut + 1 :]
     if any(size != 1 for size in one.factors[:cut]):
-        return "each device holds several stretches of it"
+        return "each device holds several segments of it"
     if one.at_most is not None and one.at_most < shards:
         return f"it is cut into at most {one.at_most}, with {shards} devices for it"
     # A factor that does not divide is cut between units; a plain dim is cut anywhere.

@@ -26,7 +26,7 @@ _LARGEST = 2**63 - 1
 
 
 class StridedCut(NamedTuple):
-    """The cut of a dim: each of `outer` equal stretches of it, one after the other, by `axes`, major first."""
+    """The cut of a dim: each of `outer` equal segments of it, one after the other, by `axes`, major first."""
 
     outer: int
     axes: tuple[str, ...]
@@ -43,7 +43,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
     """Return the cut of a dim's spec.
 
     Raises:
-        LayoutError: if it is a packed dim whose parts are not equal stretches, or may be cut within a unit.
+        LayoutError: if it is a packed dim whose parts are not equal segments, or may be cut within a unit.
 
     >>> from shardwise import packed
     >>> cut_of(0, packed.parse("(3 12@tp 64)"), DeviceMesh((4,), ("tp",)))
@@ -57,7 +57,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
 
     def refused(why: str) -> LayoutError:
         return LayoutError(
-            f"axes[{dim}] is a packed dim, {shown(spec)}: {why}; PyTorch's _StridedShard cuts equal stretches alike"
+            f"axes[{dim}] is a packed dim, {shown(spec)}: {why}; PyTorch's _StridedShard cuts equal segments alike"
         )
 
     if any(one.axes != axes for one in spec.parts):
@@ -66,24 +66,24 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
     shapes = set()
     outer = 0
     for one in spec.parts:
-        why = _why_not_stretches(one, shards, len(merged_axes(axes, mesh)))
+        why = _why_not_segments(one, shards, len(merged_axes(axes, mesh)))
         if why:
             raise refused(why)
         cut = one.cut or 0
         count = math.prod(size or 0 for size in one.factors[:cut])
         rest = one.factors[cut:]
         known = math.prod(size for size in rest if size is not None)
-        # The size of a stretch: a number, or a multiple of what the shape leaves.
+        # The size of a segment: a number, or a multiple of what the shape leaves.
         shapes.add((known, 0) if None not in rest else (0, known * one.ratio))
         outer += count
     if len(shapes) > 1:
-        raise refused("its parts are stretches of several sizes")
+        raise refused("its parts are segments of several sizes")
     if not 1 <= outer * shards <= _LARGEST:
-        raise refused(f"it has {shown(outer)} stretches, where there are 1 to {_LARGEST // shards}")
+        raise refused(f"it has {shown(outer)} segments, where there are 1 to {_LARGEST // shards}")
     return StridedCut(outer, merged_axes(axes, mesh))
 
 
-def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
+def _why_not_segments(one: Part, shards: int, axes: int) -> str:
     cut = one.cut or 0
     units, inner = one.factors[cut], one.factors[cut + 1 :]
     if one.pad_to is not None:
@@ -91,7 +91,7 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
     if one.at_most is not None and one.at_most < shards:
         return f"a part is cut into at most {one.at_most}, with {shards} devices for it"
     if None in one.factors[:cut]:
-        return "the number of its stretches is left to the shape"
+        return "the number of its segments is left to the shape"
     if units is not None and units % (shards * (one.unit or 1)) == 0:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
@@ -107,7 +107,7 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
 
 
 def spec_of(cut: StridedCut) -> Spec:
-    """Return the spec of a cut: a packed dim if there are several stretches.
+    """Return the spec of a cut: a packed dim if there are several segments.
 
     >>> spec_of(StridedCut(2, ("tp",)))
     packed.parse('(2 n@tp)')

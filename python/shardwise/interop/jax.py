@@ -52,7 +52,7 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
 
     Raises:
         LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other
-            (`layout.refined()` has none); if a packed dim gives a device several stretches.
+            (`layout.refined()` has none); if a packed dim gives a device several segments.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})

@@ -5,7 +5,7 @@ Placements take effect in mesh order, so a dim that is cut by several axes is cu
 Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts each of the `split_factor` pieces into which
 later axes of the mesh, which come before it in the order, will have cut the dim.
 
-It can also express packed dims whose parts are equal stretches: of a fused gate and up projection, the axis cuts two.
+It can also express packed dims whose parts are equal segments: of a fused gate and up projection, the axis cuts two.
 And if the factor lies within a later axis, that axis cuts with one of its sub-axes before and one after.
 
 Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot

@@ -28,7 +28,7 @@ _OPTIONAL, _TEXT, _FLAG = (*INTEGER, type(None)), (str, type(None)), (bool, np.b
 #: The most segments for which an order is written out.
 _MOST_SEGMENTS = 1 << 20
 
-#: A stretch of a dim: the name of its tensor, where it begins in that tensor, where in the dim, and its length.
+#: A segment of a dim: the name of its tensor, where it begins in that tensor, where in the dim, and its length.
 Segment = tuple[str, int, int, int]
 
 
@@ -166,9 +166,9 @@ class PackedDim:
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
 
     def segments(self, n: int) -> Iterator[Segment]:
-        """Yield the stretches of a dim of `n` elements, each of one tensor, in the order in which they are packed.
+        """Yield the segments of a dim of `n` elements, each of one tensor, in the order in which they are packed.
 
-        Each is the tensor's name, where the stretch begins in it, where in the dim, and its length.
+        Each is the tensor's name, where the segment begins in it, where in the dim, and its length.
 
         Raises:
             LayoutError: if a part does not name its tensor, or the parts do not add up to `n`.
@@ -190,7 +190,7 @@ class PackedDim:
             for _ in range(size // row if row else 0):
                 count += len(blocks)
                 if count > _MOST_SEGMENTS:
-                    raise LayoutError(f"the order has more than {_MOST_SEGMENTS} stretches: {shown(self)}")
+                    raise LayoutError(f"the order has more than {_MOST_SEGMENTS} segments: {shown(self)}")
                 for name, length in blocks:
                     assert name is not None
                     yield name, places[name], at, length
@@ -360,7 +360,7 @@ def concat(*parts: Part) -> PackedDim:
 
 
 def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the stretches of each tensor, int64 (stretches, 3): their starts in it and in the dim, and lengths."""
+    """Return the segments of each tensor, int64 (segments, 3): their starts in it and in the dim, and lengths."""
     found: dict[str, list[tuple[int, int, int]]] = {name: [] for name in spec.names}
     for name, place, at, length in spec.segments(n):
         rows = found[name]

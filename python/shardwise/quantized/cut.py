@@ -260,7 +260,7 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
     one = replace(one, split=False)
     if outer > 1 and n * inner % block:
         raise LayoutError(
-            f"dim {dim.number}: each of its {outer} stretches has {n * inner // row} elements, no multiple of a block "
+            f"dim {dim.number}: each of its {outer} segments has {n * inner // row} elements, no multiple of a block "
             f"of {block} of {dim.component}"
         )
     cuts = _cuts(one, n, dim.mesh)
@@ -305,7 +305,7 @@ def _why_not_shared(along: Along, one: Part) -> str | None:
 
 
 def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | _Shared:
-    """The blocks that each device's share touches, of `count` in each of `outer` stretches: a part if one has them."""
+    """The blocks that each device's share touches, of `count` in each of `outer` segments: a part if one has them."""
     start, stop = cuts.T
     low, high = np.where(start == stop, count, [start // along.block, -(-stop // along.block)])
     if outer == 1:
@@ -315,8 +315,8 @@ def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[n
                 return coarse
         except LayoutError:  # So many devices cannot have so many blocks in equal shares.
             pass
-    size, stretch = high - low, np.arange(outer, dtype=np.int64)
-    rows = np.stack([np.add.outer(side, stretch * count) for side in (low, high)] + [np.multiply.outer(size, stretch)])
+    size, segment = high - low, np.arange(outer, dtype=np.int64)
+    rows = np.stack([np.add.outer(side, segment * count) for side in (low, high)] + [np.multiply.outer(size, segment)])
     begins = np.arange(len(size) + 1, dtype=np.int64) * outer
     within = bool(((start % along.block != 0) & (size > 1)).any())
     return _Shared(Windows(begins, rows.reshape(3, -1).T, size * outer), within)

@@ -276,8 +276,8 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
     begins, rows = side.all_pieces()
     labels, shapes = side.holders, side.holder_shapes()
     found = {}
-    for name, stretches in segments_of(spec, side.shape[dim]).items():
-        places, starts, lengths = stretches.T.tolist()
+    for name, segments in segments_of(spec, side.shape[dim]).items():
+        places, starts, lengths = segments.T.tolist()
         shape = (*side.shape[:dim], sum(lengths), *side.shape[dim + 1 :])
         boxes: dict[Any, list[Piece]] = {}
         for device, label in enumerate(labels):
@@ -293,7 +293,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
 def _within(
     row: Sequence[Sequence[int]], dim: int, places: list[int], starts: list[int], lengths: list[int]
 ) -> list[Piece]:
-    """Return the part of a tensor's piece (start, stop and local start along each dim) that is in these stretches."""
+    """Return the part of a tensor's piece (start, stop and local start along each dim) that is in these segments."""
     start, stop, local = row[dim]
     pieces = []
     for i in range(max(bisect.bisect_right(starts, start) - 1, 0), len(starts)):

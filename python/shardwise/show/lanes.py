@@ -41,18 +41,18 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
     """
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
-    stretches = _stretches(spec, size)
+    segments = _segments(spec, size)
     total = partition.total_shards
     pieces = math.prod(
         _most_pieces(spec, size) for spec, size in zip(partition.layout.axes, partition.shape, strict=True)
     )
     each = -(-total // _MOST_LANES)
-    rows = _rows(partition, dim, stretches, each) if total * pieces <= _MOST_READ else None
+    rows = _rows(partition, dim, segments, each) if total * pieces <= _MOST_READ else None
     while rows is not None and each < total and sum(len(row) for row in rows) > _MOST_PIECES:
         each = min(2 * each, total)
-        rows = _rows(partition, dim, stretches, each)
+        rows = _rows(partition, dim, segments, each)
     if rows is None or sum(len(row) for row in rows) > _MOST_PIECES:  # Together the shards hold all of every part.
-        each, rows = total, [[(label, (start, stop), "") for label, start, stop in stretches[:_MOST_PIECES]]]
+        each, rows = total, [[(label, (start, stop), "") for label, start, stop in segments[:_MOST_PIECES]]]
     spans, tiles, holders = [], [], []
     for row, parts in enumerate(rows):
         title, held = _lane(partition, dim, row * each, min((row + 1) * each, total))
@@ -65,7 +65,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
     across = PanelSide(
         f"dim {dim}: {size}, packed",
         size,
-        tuple(Span(start, stop, label) for label, start, stop in stretches) if len(stretches) <= MOST_KEYS else (),
+        tuple(Span(start, stop, label) for label, start, stop in segments) if len(segments) <= MOST_KEYS else (),
     )
     panel = Panel("", PanelSide("shards", max(len(rows), 1), tuple(spans)), across, tuple(tiles), ROW)
     notes = []
@@ -77,10 +77,10 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
 
 
 def _rows(
-    partition: Partition, dim: int, stretches: Sequence[tuple[str, int, int]], each: int
+    partition: Partition, dim: int, segments: Sequence[tuple[str, int, int]], each: int
 ) -> list[list[tuple[str, tuple[int, int], str]]]:
     """Return what the shards of each row hold of each part; of one shard with its boxes, of several what they have."""
-    starts = [start for _, start, _ in stretches]
+    starts = [start for _, start, _ in segments]
     found = []
     for first in range(0, partition.total_shards, each):
         parts: dict[tuple[str, tuple[int, int]], str] = {}
@@ -89,7 +89,7 @@ def _rows(
                 if any(side.start == side.stop for side in piece.box):
                     continue
                 side = piece.box[dim]
-                label = stretches[bisect.bisect_right(starts, side.start) - 1][0]
+                label = segments[bisect.bisect_right(starts, side.start) - 1][0]
                 box = ", ".join(f"{part.start}:{part.stop}" for part in piece.box)
                 parts.setdefault((label, (side.start, side.stop)), f"[{box}]" if each == 1 else "")
         if each == 1:
@@ -140,7 +140,7 @@ def _other_dims(partition: Partition, dim: int) -> list[str]:
     return [cells.title(other) for other in _others(partition, dim)]
 
 
-def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
+def _segments(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
     """The parts of a packed dim: names, and where each begins and ends."""
     try:
         sizes = spec.sizes(size)

@@ -158,12 +158,12 @@ impl<'a> Machine<'a> {
                 let bits = self.number(8)?.swap_bytes();
                 self.give(Value::Float(f64::from_bits(bits)))?;
             }
-            op::SHORT_BINUNICODE => self.stretch(1, Value::Text)?,
-            op::BINUNICODE => self.stretch(4, Value::Text)?,
-            op::BINUNICODE8 => self.stretch(8, Value::Text)?,
-            op::SHORT_BINBYTES => self.stretch(1, Value::Bytes)?,
-            op::BINBYTES => self.stretch(4, Value::Bytes)?,
-            op::BINBYTES8 | op::BYTEARRAY8 => self.stretch(8, Value::Bytes)?,
+            op::SHORT_BINUNICODE => self.span(1, Value::Text)?,
+            op::BINUNICODE => self.span(4, Value::Text)?,
+            op::BINUNICODE8 => self.span(8, Value::Text)?,
+            op::SHORT_BINBYTES => self.span(1, Value::Bytes)?,
+            op::BINBYTES => self.span(4, Value::Bytes)?,
+            op::BINBYTES8 | op::BYTEARRAY8 => self.span(8, Value::Bytes)?,
             op::TUPLE => {
                 let begin = self.unmark()?;
                 self.tuple(begin)?;
@@ -412,7 +412,7 @@ impl<'a> Machine<'a> {
         self.give(Value::Int(i64::from_le_bytes(wide)))
     }
 
-    fn stretch(&mut self, size: usize, kind: fn(Span) -> Value) -> Result<()> {
+    fn span(&mut self, size: usize, kind: fn(Span) -> Value) -> Result<()> {
         let length = self.number(size)?;
         let span = self.take(length)?;
         self.give(kind(span))

@@ -22,7 +22,7 @@ pub const MAX_NAME: usize = 1024;
 /// The number of a value in its [`Pickle`].
 pub type Id = u32;
 
-/// A stretch of the input.
+/// A range of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub(super) start: u32,

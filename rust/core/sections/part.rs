@@ -7,7 +7,7 @@ use crate::{
     uneven::{Cut, Uneven},
 };
 
-/// A stretch of a dim that a holder has in one piece.
+/// A range of a dim that a holder has in one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
     /// Its start in the dim.

@@ -14,7 +14,7 @@ pub(crate) fn crc32c<'py>(data: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyA
     })
 }
 
-/// The CRC-32 of two stretches, one after the other, from those of each and the bytes of the second.
+/// The CRC-32 of two runs of bytes, one after the other, from the CRC-32 of each and the length of the second.
 #[pyfunction]
 #[pyo3(signature = (first, second, length, /))]
 pub(crate) fn joined_crc(py: Python<'_>, first: u32, second: u32, length: u64) -> PyResult<Bound<'_, PyAny>> {

@@ -187,7 +187,7 @@ def unpacked(placement: PlacedVariable) -> PlacedVariable:
     """The same placement with a layout of whole dims.
 
     Raises:
-        LayoutError: if a packed dim gives a device several stretches; a Keras value has one.
+        LayoutError: if a packed dim gives a device several segments; a Keras value has one.
     """
     try:
         layout = plain_layout(placement.layout)

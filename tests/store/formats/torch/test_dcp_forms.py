@@ -121,7 +121,7 @@ WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
     "a negative offset": (changed(offset=-1), "not a range of bytes"),
     "an offset that is no number": (changed(offset="1"), "not a range of bytes"),
     "a transformed chunk": (changed(transform_descriptors=["zstd"]), "save it without extensions"),
-    "overlapping stretches": (lambda folder: list(folder.places.values())[1].state.update(offset=5), "overlaps"),
+    "overlapping segments": (lambda folder: list(folder.places.values())[1].state.update(offset=5), "overlaps"),
     "a chunk without a place": (lambda folder: folder.places.popitem(), "storage_data has no"),
     "two places for a chunk": (
         lambda folder: folder.place("w", (0,), b"", "__0_0.distcp"),
@@ -179,7 +179,7 @@ def test_an_item_that_is_not_what_the_index_says(tmp_path: Path) -> None:
                 checkpoint.read("w")
 
 
-def test_one_stretch_under_two_names(tmp_path: Path) -> None:
+def test_one_segment_under_two_names(tmp_path: Path) -> None:
     """Tied tensors lie in one place; an object does not lie where a tensor does, and is named where it does."""
     folder = Dcp()
     folder.add("a", (4,), [((0,), ones(2)), ((2,), ones(2) + 5)])
@@ -247,7 +247,7 @@ def test_places_under_two_names_that_are_not_the_same_tensor(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("common", [1, 7, 63, 64, 65])
-def test_stretches_that_share_a_few_bytes(tmp_path: Path, common: int) -> None:
+def test_segments_that_share_a_few_bytes(tmp_path: Path, common: int) -> None:
     folder = Dcp()
     folder.add("a", (64,), [((0,), ones(64))])
     folder.add("b", (64,), [((0,), ones(64))])

@@ -43,7 +43,7 @@ def test_members_are_those_of_zipfile(tmp_path: Path) -> None:
     assert opened(tmp_path, written({})).members == {}
 
 
-def test_a_stretch_of_a_file_is_a_container_too(tmp_path: Path) -> None:
+def test_a_range_of_a_file_is_a_container_too(tmp_path: Path) -> None:
     data = written()
     archive = opened(tmp_path, b"before" + data + b"behind", 6, len(data))
     member = archive.members["archive/data/0"]

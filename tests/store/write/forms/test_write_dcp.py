@@ -393,7 +393,7 @@ def test_verify_reads_the_index(tmp_path: Path) -> None:
         sw.verify_checkpoint(tmp_path / "a")
 
 
-def test_stretches_that_are_shared_must_be_one_tensor(tmp_path: Path) -> None:
+def test_segments_that_are_shared_must_be_one_tensor(tmp_path: Path) -> None:
     def shared(shapes: dict[str, tuple[int, ...]], dtypes: str = "ff") -> Path:
         dcp = Dcp()
         for (name, shape), dtype in zip(shapes.items(), dtypes, strict=True):

@@ -1,4 +1,4 @@
-"""Dims that PyTorch's strided shards can say, for property tests: equal stretches cut by axes and sub-axes."""
+"""Dims that PyTorch's strided shards can say, for property tests: equal segments cut by axes and sub-axes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from shardwise import DeviceMesh, TensorLayout, packed
 from shardwise.packed import PackedDim
 
-__all__ = ["Stretches", "random_stretches"]
+__all__ = ["Segments", "random_segments"]
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """A mesh, and a dim of so many equal stretches, each cut by these axes into shards of so many units of rows."""
+class Segments:
+    """A mesh, and a dim of so many equal segments, each cut by these axes into shards of so many units of rows."""
 
     mesh_shape: tuple[int, ...]
     axes: tuple[str, ...]
     outer: int
     units: int
     rows: int
-    #: How the stretches are written: as one part, or each as its own.
+    #: How the segments are written: as one part, or each as its own.
     apart: bool = False
 
     def mesh(self) -> DeviceMesh:
@@ -64,9 +64,9 @@ class Stretches:
         return held
 
     def snippet(self) -> str:
-        return f"from tests.interop.stretches import Stretches\n\nlayout = {self!r}.layout()"
+        return f"from tests.interop.segments import Segments\n\nlayout = {self!r}.layout()"
 
-    def simpler(self) -> Iterator[Stretches]:
+    def simpler(self) -> Iterator[Segments]:
         for name in ("outer", "units", "rows"):
             if getattr(self, name) > 1:
                 yield replace(self, **{name: getattr(self, name) - 1})
@@ -84,7 +84,7 @@ def coordinate_of(mesh: DeviceMesh, device: int, name: str) -> int:
     return coordinate // (mesh.axis_size(axis) // before // size) % size
 
 
-def random_stretches(source: random.Random, **fixed: Any) -> Stretches:
+def random_segments(source: random.Random, **fixed: Any) -> Segments:
     """Any; about half of them name sub-axes, of which some are not all of their axes."""
     shape = tuple(source.choice((1, 2, 2, 3, 4, 4, 6)) for _ in range(source.randint(1, 3)))
     names: list[str] = []
@@ -98,5 +98,5 @@ def random_stretches(source: random.Random, **fixed: Any) -> Stretches:
         else:
             names.append(name)
     source.shuffle(names)
-    made = Stretches(shape, tuple(names), source.choice((1, 1, 2, 3, 4)), source.randint(1, 3), source.randint(1, 3))
+    made = Segments(shape, tuple(names), source.choice((1, 1, 2, 3, 4)), source.randint(1, 3), source.randint(1, 3))
     return replace(made, apart=source.random() < 0.4, **fixed)
