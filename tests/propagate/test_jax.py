@@ -155,6 +155,70 @@ def test_loops_and_branches_of_which_only_the_run_tells(count: int) -> None:
             np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
 
 
+def places(x: Any) -> Any:
+    return (
+        jnp.argmax(x, 0),
+        jnp.argmin(x, 1),
+        jnp.searchsorted(jnp.sort(x[0]), x[1]),
+        jnp.select([x > 0, x < -1], [x, -x]),
+    )
+
+
+def parts(x: Any) -> Any:
+    first, *_, last = jnp.unstack(x, axis=1)
+    put = x.at[0].subtract(1), jax.device_put(x), jnp.conj(x + 1j * x)
+    return jnp.stack([first, last], 1), jnp.tile(x, (2, 1, 3)), jax.lax.cumlogsumexp(x), jnp.diag(x), put
+
+
+def narrow(x: Any) -> Any:
+    narrow = x.astype(jnp.bfloat16)
+    return narrow @ narrow.T, narrow.sum(0), jnp.cumsum(narrow, 1), jnp.arcsin(x / 9), (x * 8).astype(int) << 1
+
+
+def pooled(x: Any) -> Any:
+    def pool(x: Any) -> Any:
+        most = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 2), (2, 2), "SAME")
+        return (most * jax.lax.reduce_window(x, jnp.inf, jax.lax.min, (3, 2), (2, 2), "SAME")).sum()
+
+    return jax.grad(pool)(x), jax.grad(lambda x: jax.scipy.linalg.solve_triangular(x + 4 * jnp.eye(8), x).sum())(x)
+
+
+@pytest.mark.parametrize("function", [places, parts, narrow, pooled])
+@pytest.mark.parametrize("layout", [("dp", "tp"), (None, ("tp", "dp")), ("tp", None)])
+def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
+    x = np.random.default_rng(5).permutation(64).reshape(8, 8).astype("float32") / 16 - 2
+    computation = computation_from_jax(function, shape(8, 8))
+    found = propagate(computation, [layout], mesh=MESH)
+    for of in (computation.run, found.run):
+        for array, theirs in zip(of([x]), jax.tree.leaves(function(jnp.asarray(x))), strict=True):
+            assert array.dtype == theirs.dtype
+            np.testing.assert_allclose(array.astype(theirs.dtype), theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_keys_of_random_numbers_are_taken_apart() -> None:
+    def drawn(x: Any, key: Any) -> Any:
+        one, other = jax.random.split(key)
+        keys = jax.random.split(other, 8)
+        at = jax.lax.dynamic_slice(keys, (x[0, 0].astype(int),), (1,))[0]
+        return x + jax.random.normal(one, x.shape) + jax.random.uniform(at), keys.T[0], jnp.broadcast_to(key, (2, 3))
+
+    computation = computation_from_jax(drawn, shape(8, 16), jax.eval_shape(lambda: jax.random.key(0)))
+    found = propagate(computation, [("dp", "tp"), None], mesh=MESH)
+    assert [computation.shapes[output] for output in computation.outputs] == [(8, 16), (2,), (2, 3, 2)]
+    assert found.results[0] == sw.TensorLayout(("dp", "tp"), MESH)
+
+
+def test_the_line_is_of_code_that_is_not_installed() -> None:
+    flax = pytest.importorskip("flax.linen")
+
+    def applied(x: Any, w: Any) -> Any:
+        return flax.Dense(8, use_bias=False).apply({"params": {"kernel": w}}, x)
+
+    computation = computation_from_jax(applied, shape(8, 16), shape(16, 8))
+    (line,) = {op.source for op in computation.ops if op.name == "dot_general"}
+    assert line == f"{__file__}:{applied.__code__.co_firstlineno + 1}"
+
+
 def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
     def drawn(x: Any) -> Any:
         return jax.scipy.special.betainc(x, x, x)

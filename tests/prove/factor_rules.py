@@ -14,7 +14,8 @@ import numpy as np
 import shardwise as sw
 from shardwise._types import Array
 from shardwise.computation import FactorRule, factor_rule
-from shardwise.computation.evaluate import OPS, REDUCTIONS, DeviceTensors, identity
+from shardwise.computation.evaluate import OPS
+from shardwise.computation.held import REDUCTIONS, DeviceTensors, identity
 
 from .subject import Mismatch, Subject, one_by_one, sampled
 

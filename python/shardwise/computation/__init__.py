@@ -5,7 +5,9 @@
 | `factor_rule` | `FactorRule`, and `factor_rule` for the rules of the ops that are known |
 | `einsum` | `Einsum`: the text of an einsum, taken apart |
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
-| `evaluate`, `run` | ops in plain numpy, on whole arrays and on views; computations of them |
+| `held` | a device's part of an op's tensors; reductions |
+| `windowed`, `indexed`, `evaluate` | ops in plain numpy, on whole arrays and on views |
+| `run` | one op, and a computation's inputs, checked |
 | `primitives` | JAX's primitives that are ops but for a name or a param |
 | `lowering` | ops on the way, and equations of jaxprs lowered to them |
 | `jaxpr` | `computation_of_jaxpr`: the computation of a jaxpr as data |

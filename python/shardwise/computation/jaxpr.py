@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from ..errors import LayoutError
 from .computation import Computation
 from .factor_rule import FactorRule
 from .lowering import Aval, Eqn, Lowered, Lowering
@@ -102,6 +101,37 @@ def _split(body: Lowering, eqn: Eqn) -> list[int]:
     return found
 
 
+def _stack(body: Lowering, eqn: Eqn) -> int:
+    shape, dim = eqn.out[0], eqn.params["axis"]
+    others = [at for at in range(len(shape)) if at != dim]
+    parts = [body.broadcast(value, [*shape[:dim], 1, *shape[dim + 1 :]], others) for value in eqn.operands]
+    return body.emit("concatenate", parts, eqn.out, dimension=dim)
+
+
+def _unstack(body: Lowering, eqn: Eqn) -> list[int]:
+    parts = [body.part(eqn.operands[0], eqn.params["axis"], at, 1) for at in range(len(eqn.outs))]
+    return [body.emit("reshape", [part], out) for part, out in zip(parts, eqn.outs, strict=True)]
+
+
+def _tile(body: Lowering, eqn: Eqn) -> int:
+    (value,), dtype = eqn.operands, eqn.out[1]
+    pairs = list(zip(eqn.params["reps"], body.shape(value), strict=True))
+    alone = body.emit("reshape", [value], [[n for _, size in pairs for n in (1, size)], dtype])
+    return body.emit("reshape", [body.broadcast(alone, [n for pair in pairs for n in pair])], eqn.out)
+
+
+def _conjugate(body: Lowering, eqn: Eqn) -> int:
+    of_part = [eqn.out[0], {"complex64": "float32"}.get(eqn.out[1], "float64")]
+    real, imaginary = (body.emit(name, eqn.operands, of_part) for name in ("real", "imag"))
+    return body.emit("complex", [real, body.emit("negate", [imaginary], of_part)], eqn.out)
+
+
+def _platform_index(body: Lowering, eqn: Eqn) -> int:
+    """Give the number of the branch of a platform that is not named."""
+    platforms = eqn.params["platforms"]
+    return body.constant(eqn.out, platforms.index(None) if None in platforms else len(platforms) - 1)
+
+
 def _sort(body: Lowering, eqn: Eqn) -> list[int]:
     given = {"dimension": eqn.params["dimension"], "n": len(eqn.operands)}
     return body.emit_all("sort", eqn.operands, eqn.outs, given)
@@ -113,7 +143,7 @@ def _elementwise(body: Lowering, eqn: Eqn) -> int:
         operands = [body.emit("multiply", [body.full(shape, dtype, math.log(2)), *operands], eqn.out)]
     scalars = (0, 2) if eqn.name == "clamp" else ()
     taken = [value if at in scalars else body.broadcast(value, shape) for at, value in enumerate(operands)]
-    direction = {"direction": eqn.name.upper()} if eqn.name in ORDER else {}
+    direction = {"direction": eqn.name[:2].upper()} if eqn.name in ORDER else {}
     return body.emit(ELEMENTWISE[eqn.name], taken, eqn.out, **direction)
 
 
@@ -133,7 +163,8 @@ def _reduce_window(body: Lowering, eqn: Eqn, by: str) -> int:
 def _select_and_scatter(body: Lowering, eqn: Eqn) -> int:
     source, operand = eqn.operands
     start = body.constant([[], eqn.out[1]], 0)
-    return body.emit("select_and_scatter", [operand, source, start], eqn.out, **eqn.window)
+    by = "minimum" if eqn.params.get("select_prim") == "le" else "maximum"
+    return body.emit("select_and_scatter", [operand, source, start], eqn.out, **eqn.window, body=by)
 
 
 def _cumulative(body: Lowering, eqn: Eqn, by: str) -> int:
@@ -156,7 +187,7 @@ def _argument(body: Lowering, eqn: Eqn, by: str) -> int:
     (axis,), out = eqn.params["axes"], eqn.out
     places = body.emit("iota", [], [shape, out[1]], dimension=axis)
     starts = [body.start(by, dtype), body.constant([[], out[1]], 0)]
-    attributes = {"dimensions": [axis], "body": by, "n": 2}
+    attributes = {"dimensions": [axis], "body": by, "n": 2, "with_places": True}
     return body.emit_all("reduce", [*eqn.operands, places, *starts], [[out[0], dtype], out], attributes)[1]
 
 
@@ -194,6 +225,8 @@ def _gather(body: Lowering, eqn: Eqn) -> int:
 def _scatter(body: Lowering, eqn: Eqn, by: str) -> int:
     said = eqn.params["dimension_numbers"]
     operand, indices, updates = eqn.operands
+    if eqn.name == "scatter-sub":
+        updates = body.emit("negate", [updates], body.values[updates])
     shape, dtype = body.values[indices]
     if "CLIP" in str(eqn.params.get("mode")):
         windows = iter(said["update_window_dims"])
@@ -218,9 +251,18 @@ def _scatter(body: Lowering, eqn: Eqn, by: str) -> int:
 
 def _select_n(body: Lowering, eqn: Eqn) -> int:
     which, *cases = eqn.operands
-    if len(cases) != 2:
-        raise LayoutError(f"JAX's select_n of {len(cases)} cases is not supported; write it as jax.numpy.where")
-    return body.emit("select", [which, cases[1], cases[0]], eqn.out)
+    shape, dtype = body.values[which]
+
+    def among(first: int, last: int) -> int:
+        if last - first == 1:
+            return cases[first]
+        middle = (first + last) // 2
+        is_before = body.emit("compare", [which, body.full(shape, dtype, middle)], [shape, "bool"], direction="LT")
+        return body.emit("select", [is_before, among(first, middle), among(middle, last)], eqn.out)
+
+    if dtype == "bool" and len(cases) == 2:
+        return body.emit("select", [which, cases[1], cases[0]], eqn.out)
+    return among(0, len(cases))
 
 
 def _integer_pow(body: Lowering, eqn: Eqn) -> int:
@@ -316,9 +358,11 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     **{f"reduce_window_{name}": partial(_reduce_window, by=by) for name, by in BODIES.items()},
     **{f"scatter-{name}": partial(_scatter, by=by) for name, by in BODIES.items()},
     "scatter": partial(_scatter, by="assign"),
+    "scatter-sub": partial(_scatter, by="add"),
     "argmax": partial(_argument, by="maximum"),
     "argmin": partial(_argument, by="minimum"),
     "cond": _cond,
+    "conj": _conjugate,
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "dot_general": _dot_general,
@@ -326,6 +370,7 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     "gather": _gather,
     "integer_pow": _integer_pow,
     "pad": _pad,
+    "platform_index": _platform_index,
     "reshard": _reshard,
     "scan": _scan,
     "select_and_scatter_add": _select_and_scatter,
@@ -334,5 +379,8 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     "slice": _slice,
     "sort": _sort,
     "split": _split,
+    "stack": _stack,
+    "tile": _tile,
+    "unstack": _unstack,
     "while": _while,
 }

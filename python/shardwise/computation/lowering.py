@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import LayoutError
-from .evaluate import IDENTITY
 from .factor_rule import FactorRule, factor_rule
+from .held import IDENTITY
 
 __all__ = ["Aval", "Body", "Eqn", "Lowered", "Lowering"]
 

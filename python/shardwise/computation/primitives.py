@@ -2,8 +2,8 @@
 
 __all__ = ["ALIKE", "BODIES", "CALLS", "CUMULATIVE", "ELEMENTWISE", "INLINED", "NOTHING", "ORDER", "RANDOM"]
 
-#: Comparisons.
-ORDER = ("eq", "ne", "lt", "le", "gt", "ge")
+#: Comparisons; those of a total order come last.
+ORDER = ("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
 #: Primitives of their own names in StableHLO.
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
@@ -33,6 +33,10 @@ ALIKE: dict[str, tuple[str, dict[str, str]]] = {
     "squeeze": ("reshape", {}),
     "top_k": ("top_k", {}),
     "transpose": ("transpose", {"permutation": "permutation"}),
+    "triangular_solve": (
+        "triangular_solve",
+        {name: name for name in ("left_side", "lower", "transpose_a", "unit_diagonal")},
+    ),
 }
 #: The op that puts two elements together, by the name of a reduction after `reduce_`, `reduce_window_` or `scatter-`.
 BODIES = {
@@ -40,12 +44,15 @@ BODIES = {
     **{"add": "add", "mul": "multiply"},
 }
 #: Cumulative reductions.
-CUMULATIVE = {"cumsum": "add", "cumprod": "multiply", "cummax": "maximum", "cummin": "minimum"}
+CUMULATIVE = {
+    **{"cumsum": "add", "cumprod": "multiply", "cummax": "maximum", "cummin": "minimum"},
+    "cumlogsumexp": "log_add",
+}
 #: Numbers drawn at random, and keys made of others.
 RANDOM = ("random_bits", "random_seed", "random_split", "random_fold_in", "random_clone")
 #: Primitives that are their operands as far as layouts go.
 NOTHING = (
-    *("stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier_p", "name"),
+    *("stop_gradient", "copy", "copy_p", "device_put", "pvary", "optimization_barrier_p", "name"),
     *("random_wrap", "random_unwrap"),
 )
 #: Primitives that are the jaxpr that they have: as a call, and in place.

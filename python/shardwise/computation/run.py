@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from .._dtypes import find_dtype
 from .._text import shown
 from .._types import Array
 from ..errors import LayoutError
-from .evaluate import OPS, Attributes, DeviceTensors
+from .evaluate import OPS
+from .held import IDENTITY, Attributes, DeviceTensors
 
 __all__ = ["branch_of", "checked_inputs", "compute", "compute_local", "value_dtype"]
 
@@ -67,8 +69,14 @@ def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str 
         # JSON has no infinities.
         value = float(given["value"]) if isinstance(given["value"], str) else given["value"]
         return [np.broadcast_to(np.asarray(value), has.shapes[0])]
-    if name not in OPS or (name == "reduce" and len(has.shapes) > 1):
+    is_known = name in OPS and given.get("body", "add") in (*IDENTITY, "assign")
+    if not is_known or (name == "reduce" and len(has.shapes) > 1 and not given.get("with_places")):
         why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
         raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
+    # Of dtypes that numpy itself does not have, such as bfloat16, it has few operations.
+    wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]
     with np.errstate(all="ignore"):
-        return OPS[name](has, given)
+        try:
+            return OPS[name](replace(has, arrays=wide), given)
+        except np.linalg.LinAlgError as error:
+            raise LayoutError(f"{name}{f' ({source})' if source else ''}: {error}") from None

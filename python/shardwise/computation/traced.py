@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -67,10 +68,13 @@ def _read(jaxpr: Any, consts: Sequence[Any] = ()) -> dict[str, Any]:
         taken = [value(variable) for variable in eqn.invars]
         for variable in eqn.outvars:
             numbers[variable], count = count, count + 1
+        params = {name: _param(given) for name, given in eqn.params.items() if given is not None}
+        if eqn.invars and (words := _words(eqn.invars[0].aval)):
+            taken += _add_words(eqn.primitive.name, params, words, len(eqn.outvars[0].aval.shape))
         eqns.append(
             {
                 "op": eqn.primitive.name,
-                "params": {name: _param(given) for name, given in eqn.params.items() if given is not None},
+                "params": params,
                 "in": taken,
                 "out": [_aval(variable.aval) for variable in eqn.outvars],
             }
@@ -92,9 +96,28 @@ def _listed(array: Any) -> Any:
 
 def _aval(aval: Any) -> Aval:
     shape, dtype = list(getattr(aval, "shape", ())), str(getattr(aval, "dtype", "float32"))
-    # A key of random numbers is some words.
-    words = getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "key_shape", None)
-    return [shape, dtype] if words is None else [[*shape, *words], "uint32"]
+    words = _words(aval)
+    return [[*shape, *words], "uint32"] if words else [shape, dtype]
+
+
+def _words(aval: Any) -> tuple[int, ...]:
+    """Return the shape of a key of random numbers, which is some words."""
+    return getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "key_shape", ())
+
+
+def _add_words(name: str, params: dict[str, Any], words: tuple[int, ...], rank: int) -> list[Any]:
+    """Give a primitive that takes parts of keys the last dim, of words, in its params; return operands to add."""
+    if name == "slice":
+        params["start_indices"] += [0]
+        params["limit_indices"] += words
+        if "strides" in params:
+            params["strides"] += [1]
+    elif name in ("broadcast_in_dim", "transpose"):
+        params["permutation" if name == "transpose" else "broadcast_dimensions"] += [rank]
+    elif name == "dynamic_slice":
+        params["slice_sizes"] += words
+        return [{"lit": 0, "aval": [[], "int32"]}]
+    return []
 
 
 def _param(given: Any) -> Any:
@@ -118,8 +141,9 @@ def _param(given: Any) -> Any:
 
 
 def _place(eqn: Any) -> str:
-    """Return the line of the user's source that an equation is from."""
+    """Return the innermost line that an equation is from outside of installed packages, or else outside of JAX."""
     with importing:
         from jax._src import source_info_util
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame is not None else ""
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if not {"site-packages", "dist-packages"} & {*Path(frame.file_name).parts}]
+    return next((f"{frame.file_name}:{frame.start_line}" for frame in [*own, *frames]), "")

@@ -12,7 +12,8 @@ import numpy as np
 
 from .._types import Array, Shape
 from ..computation.computation import Op
-from ..computation.evaluate import REDUCTIONS, DeviceTensors
+from ..computation.evaluate import better_with_places
+from ..computation.held import REDUCTIONS, DeviceTensors
 from ..computation.run import branch_of, compute, compute_local, value_dtype
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -174,11 +175,10 @@ class Devices:
                 found.append(self._shifted(op, wholes, reads, boxes, shapes[-1], part))
             else:
                 found.append(compute_local(op.name, op.attributes, part, op.source))
+        if summed:
+            found = _added(op, found, list(zip(*every[len(operands) :], strict=True)), addends.tolist())
         for at, value in enumerate(made):
             shards = [each[at].astype(self._dtype(value), copy=False) for each in found]
-            if summed:
-                assert op.rule is not None
-                shards = _added(shards, every[len(operands) + at], addends.tolist(), op.rule.reduction)
             self._held[value] = (used[len(operands) + at], shards)
             specs = self._specs(value)
             self._held[value] = (specs, self._shards(value, specs))
@@ -215,15 +215,24 @@ class Devices:
         return [made[tuple(kept)] for made in compute_local(op.name, op.attributes, has, op.source)]
 
 
-def _added(shards: list[Array], boxes: Sequence[Any], addends: Sequence[int], reduction: str) -> list[Array]:
-    """Put the addends of each box together, of devices with the same addend one."""
-    parts: dict[str, dict[int, Array]] = {}
-    for shard, box, addend in zip(shards, boxes, addends, strict=True):
-        known = parts.setdefault(str(box), {}).setdefault(addend, shard)
-        if not np.allclose(known, shard, equal_nan=True):
+def _added(
+    op: Op, found: Sequence[Sequence[Array]], boxes: Sequence[Any], addends: Sequence[int]
+) -> list[Sequence[Array]]:
+    """Put the addends of each box together, of devices with the same addend one; each device has all results."""
+    parts: dict[str, dict[int, Sequence[Array]]] = {}
+    for shards, box, addend in zip(found, boxes, addends, strict=True):
+        known = parts.setdefault(str(box), {}).setdefault(addend, shards)
+        if not all(np.allclose(*pair, equal_nan=True) for pair in zip(known, shards, strict=True)):
             raise LayoutError("devices that should have the same addends have others")
-    sums = {box: functools.reduce(REDUCTIONS[reduction], of_box.values()) for box, of_box in parts.items()}
+    sums = {box: functools.reduce(functools.partial(_sum, op), of_box.values()) for box, of_box in parts.items()}
     return [sums[str(box)] for box in boxes]
+
+
+def _sum(op: Op, one: Sequence[Array], other: Sequence[Array]) -> Sequence[Array]:
+    if op.attributes.get("with_places"):
+        return better_with_places(op.attributes["body"], one, other)
+    assert op.rule is not None
+    return [REDUCTIONS[op.rule.reduction](*pair) for pair in zip(one, other, strict=True)]
 
 
 def _slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
