@@ -80,7 +80,7 @@ def test_by_the_rules_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture
     wrong = {cut.name: cut.why for cut in answer.sizes[2].problems}
     assert wrong.keys() == {f"model.layers.*.mlp.experts.routed_experts.w{which}_weight" for which in ("13", "2")}
     assert all("within a block of 128" in why for why in wrong.values())
-    assert main(["fits", str(tmp_path / "config.json"), "--rules", "vllm/qwen3-moe", "--tp", "4", "--json"]) == 0
+    assert main(["fits", str(tmp_path / "config.json"), "--rules", "vllm/qwen3-moe", "--tp", "4", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["sizes"][0]["verdict"] == "refused"
 
@@ -226,7 +226,7 @@ def test_ways_out_do_not_name_tensor_parallelism_where_experts_are_cut(
     sw.save_checkpoint(
         tmp_path / "m.safetensors", {f"m.experts.{i}.up_proj.weight": np.zeros((4, 4), "f2") for i in range(6)}
     )
-    assert main(["fits", str(tmp_path / "m.safetensors"), "--tp", "4", "--ep", "4"]) == 0
+    assert main(["fits", str(tmp_path / "m.safetensors"), "--tp", "4", "--ep", "4"]) == 1
     assert "6 experts do not divide into 4; would fit: in 2, 3, 6 parts\n" in capsys.readouterr().out
 
 

@@ -300,8 +300,8 @@ STRANGERS: dict[str, tuple[Outline, dict[str, Any], tuple[int, ...]]] = {
         {"num_attention_heads": 48, "hidden_size": 6144},
         (2,),
     ),
-    "Granite's experts": (
-        {"model.layers.0.block_sparse_moe.input_linear.weight": ("BF16", (32, 1024, 1024))},
+    "DBRX's experts, flattened": (
+        {"transformer.blocks.0.ffn.experts.mlp.w1": ("BF16", (16384, 1024))},
         {"num_attention_heads": 16, "hidden_size": 1024},
         (2,),
     ),
@@ -361,9 +361,11 @@ def test_what_is_not_recognised_is_unknown(name: str) -> None:
     assert answer.sizes[1].rests_on == ()
 
 
-@pytest.mark.parametrize("said", [{"model_type": "diffllama"}, {"model_type": "a", "text_config": {"model_type": "b"}}])
+@pytest.mark.parametrize(
+    "said", [{"model_type": "unheard_of"}, {"model_type": "a", "text_config": {"model_type": "b"}}]
+)
 def test_a_type_of_model_that_is_not_known_is_named(said: dict[str, Any]) -> None:
-    """DiffLlama has the names of Llama, and pairs heads that are far apart: transformers cuts none of its attention."""
+    """A type may have the names of Llama and mean others, as DiffLlama, which pairs heads that are far apart."""
     tensors: Outline = {"layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096))}
     answer = fits_tensors(tensors, {"num_attention_heads": 32, **said}, (1, 2))
     assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]

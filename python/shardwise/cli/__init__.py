@@ -19,8 +19,8 @@ Without a command it prints its help. `rules` prints the rules files that come w
 for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
-`reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, `learn` no rewrite for a tensor, or `state` needs
-more than `--memory`; 2 for bad input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` or
+`reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, `learn` no rewrite for a tensor, `fits` no size
+that fits, or `state` needs more than `--memory`; 2 for bad input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` or
 `state` cannot tell; 70 for a fault of shardwise itself.
 """
 

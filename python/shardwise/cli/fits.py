@@ -29,12 +29,12 @@ _RATIO_WORDS: dict[str, StyledText] = {
 _NAMED = 6
 
 
-#: The exit status if there is no verdict for a size.
-_UNKNOWN = 4
+#: The exit statuses if no size fits, and if there is no verdict for one.
+_REFUSED, _UNKNOWN = 1, 4
 
 
 def run_fits(screen: Screen, options: argparse.Namespace) -> int:
-    """Print the answer for each size, or for a ratio, and give the exit status: 0, or 4 if one is unknown."""
+    """Print the answer for each size, or for a ratio, and give the exit status: 1 if none fits, 4 if one is unknown."""
     if options.ratio is not None:
         return _run_ratio(screen, options)
     sizes = _sizes("--tp", options.tp), _sizes("--ep", options.ep)
@@ -43,7 +43,7 @@ def run_fits(screen: Screen, options: argparse.Namespace) -> int:
         print(json.dumps(answer.as_json(), indent=2))
     else:
         _print(screen, answer, by_rules=options.rules is not None)
-    return 0 if answer.is_known else _UNKNOWN
+    return _status([size.verdict for size in answer.sizes])
 
 
 def _run_ratio(screen: Screen, options: argparse.Namespace) -> int:
@@ -61,7 +61,12 @@ def _run_ratio(screen: Screen, options: argparse.Namespace) -> int:
             screen.write(f"    {_some(one.names)}")
         if answer.unknown:
             screen.write(f"not recognised, so that no ratio is known to fit: {_some(answer.unknown)}")
-    return _UNKNOWN if answer.verdict == "unknown" else 0
+    return _status([answer.verdict])
+
+
+def _status(verdicts: Sequence[str]) -> int:
+    """Return the exit status: a padded, rounded or shared size fits."""
+    return _UNKNOWN if "unknown" in verdicts else _REFUSED if {*verdicts} == {"refused"} else 0
 
 
 def _sizes(name: str, text: str) -> list[int]:

@@ -184,7 +184,7 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Say for each size of tensor and expert parallelism whether a model fits, also a quantized one: fits, fits "
             "with shared tiles, fits with padding, or does not, because of which tensor and which blocks; and what "
             "engines refuse. Only headers are read; for known families config.json is enough. Tensors whose names are "
-            "not known make a size unknown, and the exit status 4: rules say how they are cut."
+            "not known make a size unknown, and the exit status 4: rules say how they are cut. If no size fits, it is 1."
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")

@@ -11,7 +11,7 @@ from .._text import shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import AlikeTensors, starred
 from ..quantized.method import cast_dtype
-from ..rules.names import keys_of, merged_names, types_with, weight_named
+from ..rules.names import keys_of, merged_names, types_with, weight_named, weights
 from ..rules.wrapped import language_config, model_types
 from .answer import Unknown
 from .roles import TYPES, Heads, Role, heads_of, role_of
@@ -55,7 +55,7 @@ class _KnownModel(NamedTuple):
 
 
 #: The types of which some names mean what they do in no other.
-_OWN_NAMES = ("gpt2", "exaone")
+_OWN_NAMES = types_with("attention_whole").union(*(weight.models for weight in weights()))
 
 
 def judged(kinds: Iterable[AlikeTensors], config: Mapping[str, Any]) -> list[Judged]:
@@ -110,7 +110,7 @@ def _first(said: Mapping[str, Any], size: str) -> int:
 
 def _judged(kind: AlikeTensors, model: _KnownModel) -> Judged:
     tensor = kind.tensor
-    role = role_of(tensor.name, len(tensor.shape), next((one for one in _OWN_NAMES if one in model.types), None))
+    role = role_of(tensor.name, len(tensor.shape), next((one for one in model.types if one in _OWN_NAMES), None))
     odd = odd_elements(tensor, model.config) if _INTEGERS.search(tensor.name) is None else ""
     if odd and not role.elsewhere:  # Flat values may have one dim.
         role = Role(None, unknown=odd)
@@ -218,7 +218,8 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
     if role.heads == "linear":
         if not heads.linear or n % heads.linear:
             raise _UnknownError(f"linear_num_key_heads is {heads.linear or 'not stated'}, and its dim has {n}")
-        return found._replace(rests_on=f"{found.rests_on}; linear_num_key_heads = {heads.linear}")
+        found = found._replace(rests_on=f"{found.rests_on}; linear_num_key_heads = {heads.linear}")
+        return found if role.parts == 1 else _in_parts(found, n, model)
     if not heads.q:
         raise _UnknownError("the number of heads is not known: num_attention_heads of config.json says it")
     kv = heads.kv or _derived(role, n, model)
@@ -231,6 +232,16 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
         each = f" of {heads.size}" if heads.size else ""
         raise _UnknownError(f"its dim has {n}, which {what}{each} do not make")
     return found._replace(heads=heads, rests_on=rests)
+
+
+def _in_parts(found: Judged, n: int, model: _KnownModel) -> Judged:
+    """Queries, keys and values of linear attention, as the equal parts that begin where each of the three begins."""
+    names = ("linear_k_heads", "linear_k_head_dim", "linear_v_heads", "linear_v_head_dim")
+    k, k_size, v, v_size = (_first(model.config, name) for name in names)
+    keys, values = k * k_size, v * v_size
+    if not values or n != 2 * keys + values:
+        raise _UnknownError(f"its dim has {n}, and two times {keys} of keys and {values} of values are not that")
+    return found._replace(role=found.role._replace(parts=n // math.gcd(keys, values)))
 
 
 def _derived(role: Role, n: int, model: _KnownModel) -> int:

@@ -83,11 +83,14 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
     if _ELSEWHERE.search(name):
         return Role(None, elsewhere=True)
     path = name.removesuffix(".weight")
-    weight = weight_named(path, [family] if rank == 2 and isinstance(family, str) else ())
+    weight = weight_named(path, [family] if isinstance(family, str) else ())
     if rank < 2 or _WHOLE.search(name) or (weight is not None and not weight.cut):
         return Role(None)
+    if weight is not None and weight.heads and family in types_with("attention_whole"):
+        return Role(None)
     before = _BEFORE_LAYERS.match(name)
-    if before is not None and not _LANGUAGE.issuperset(before[1].split(".")[:-1]):
+    is_own = weight is not None and family in weight.models
+    if before is not None and not is_own and not _LANGUAGE.issuperset(before[1].split(".")[:-1]):
         return Role(None, unknown=f"whether {shown(before[1][:-1])} is a part of the language model is not known")
     parts = path.split(".")
     if weight is None:
@@ -96,6 +99,8 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
     if "linear_attn" in parts[-2:-1] and weight.heads != "linear":
         return _NOT_KNOWN
     role = _role_of(weight)
+    if weight.stacked and rank == 3:
+        return role._replace(expert="stacked")
     if "experts" in parts[:-1]:
         if rank == 2 and parts[parts.index("experts") + 1].isdecimal():
             return role._replace(expert="one")
@@ -117,7 +122,10 @@ def _role_of(weight: WeightRole) -> Role:
     """The role of a weight of this name, of two dims or as many as it always has."""
     dim, heads = _DIMS[weight.cut], cast(_HeadKind, weight.heads)
     return Role(
-        _SWAPPED[dim] if weight.in_out else dim, heads, 1 if heads else weight.parts, vocabulary=weight.vocabulary
+        _SWAPPED[dim] if weight.in_out else dim,
+        heads,
+        weight.parts if heads in ("", "linear") else 1,
+        vocabulary=weight.vocabulary,
     )
 
 

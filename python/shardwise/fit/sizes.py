@@ -261,7 +261,8 @@ def portions(role: Role, heads: Heads, n: int, tp: int) -> Iterable[Portion]:
     elif role.heads == "q":
         yield Portion(n, tp, "heads", heads.q)
     elif role.heads == "linear":
-        yield Portion(n, tp, "heads of linear attention", heads.linear)
+        for _ in range(role.parts):
+            yield Portion(n // role.parts, tp, "heads of linear attention", heads.linear)
     else:
         for _ in range(role.parts):
             yield Portion(n // role.parts, tp)

@@ -47,6 +47,7 @@ class WeightRole(NamedTuple):
     latent: bool = False
     vocabulary: bool = False
     plain: bool = False
+    stacked: bool = False
 
 
 class Merged(NamedTuple):
