@@ -172,12 +172,12 @@ GENERAL = {
         lambda: sw.distribute_tensor(np.asarray(ARRAY.tolist()), CUT),
     ),
     "sequence to digest": Advice(
-        "np.asarray(array) makes an array of what numpy knows",
+        "np.asarray(array) converts what numpy can read",
         lambda: sw.digest([1, 2]),
         lambda: sw.digest(np.asarray([1, 2])),
     ),
     "mask of values": Advice(
-        "whose mask would be lost; give its filled() values",
+        "and its mask would be lost; give its filled() values",
         lambda: sw.distribute_tensor(np.ma.masked_array(np.zeros((64, 3))), fused(0).layout).shards,
         lambda: sw.distribute_tensor(np.ma.masked_array(np.zeros((64, 3))).filled(), fused(0).layout).shards,
     ),

@@ -113,12 +113,12 @@ def test_the_ways_to_write_a_box() -> None:
         (
             lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 4)]}, arrays={"a": (4,)}),
             sw.LayoutError,
-            "not given as Pieces",
+            "boxes has no Pieces for it",
         ),
         (
             lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 4)]}, arrays={"b": (4,)}),
             sw.LayoutError,
-            "which boxes does not",
+            "but boxes has none for it",
         ),
         (lambda: sw.Tiling.grid((4,), (0,)), sw.LayoutError, r"chunks\[0\] is 0; a chunk must be at least 1 long"),
         (lambda: sw.Tiling.grid((4,), (2, 2)), sw.LayoutError, "chunks has 2 dims but shape has 1"),
@@ -236,7 +236,7 @@ class TestConstruction:
             sw.Tiling.grid((3,), (1,), ["a", "b", "a"])
 
     def test_shapes_of_arrays_need_labels(self) -> None:
-        with refused(sw.LayoutError, "arrays is for holders with labels"):
+        with refused(sw.LayoutError, "arrays is given, so every holder needs a label"):
             sw.Tiling.from_boxes((4,), [[(0, 4)]], arrays={0: (4,)})
 
     @pytest.mark.parametrize("ranges", [[], {}, np.empty((0, 2), np.int64)])

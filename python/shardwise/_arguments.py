@@ -238,10 +238,10 @@ def refuse_mask(name: str, value: object) -> None:
 
     >>> refuse_mask("tensor", np.ma.masked_array([1, 2], [True, False]))
     Traceback (most recent call last):
-    TypeError: tensor is a masked array, whose mask would be lost; give its filled() values
+    TypeError: tensor is a masked array, and its mask would be lost; give its filled() values
     """
     if is_masked(value):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost; give its filled() values")
+        raise TypeError(f"{name} is a masked array, and its mask would be lost; give its filled() values")
 
 
 def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:

@@ -61,12 +61,12 @@ def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[i
         if not all(isinstance(piece, Piece) for piece in value):
             raise TypeError(f"{name} mixes Pieces and other boxes; give one or the other")
         if own is None:
-            raise LayoutError(f"arrays has no shape for {shown(label)}, whose boxes are given as Pieces")
+            raise LayoutError(f"arrays has no shape for {shown(label)}, but boxes has Pieces for it")
         bounds = _bounds([_pairs(piece.box, shape, name) for piece in value], rank, name)
         starts = [start for piece in value for start in _starts(piece.start)]
         return bounds, len(value), (tuple(int64_array("arrays", own).tolist()), starts)
     if own is not None:
-        raise LayoutError(f"arrays has a shape for {shown(label)}, whose boxes are not given as Pieces")
+        raise LayoutError(f"arrays has a shape for {shown(label)}, but boxes has no Pieces for it")
     if isinstance(value, np.ndarray):
         if value.ndim == 2:
             return _bounds(value[np.newaxis], rank, name), 1, True

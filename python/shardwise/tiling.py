@@ -100,7 +100,7 @@ class Tiling(Drawn):
         arrays = optional("arrays", arrays, Mapping)  # type: ignore[type-abstract]
         if not isinstance(boxes, Mapping):
             if arrays:
-                raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
+                raise LayoutError("arrays is given, so every holder needs a label, and its boxes as Pieces")
             bounds = one_each(shape, boxes)
             core = CoreTiling.one_each(shape, bounds, len(bounds), replicas)
             content = chunks_key(core.chunks) or (bounds.tobytes(), len(bounds))
@@ -108,7 +108,7 @@ class Tiling(Drawn):
         given = dict(arrays or {})
         holders = [parse_holder(label, value, shape, given.pop(label, None)) for label, value in boxes.items()]
         if given:
-            raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
+            raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, but boxes has none for it")
         if holders and all(array is True for *_, array in holders):
             together = np.concatenate([bounds for bounds, *_ in holders])
             core = CoreTiling.one_each(shape, together, len(together), replicas)

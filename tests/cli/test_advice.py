@@ -97,7 +97,7 @@ COMMANDS = [
     ("plan hf made --rules hf/lama --mesh tp=2", "`shardwise rules` lists them", ["rules"]),
     (
         f"{RESHARD} --to vllm --mesh tp=2 --rules hf/llama",
-        "--rules vllm/llama; --to ranks has files for ranks of any names",
+        "--rules vllm/llama, or write files with any names by --to ranks",
         [
             f"{RESHARD} --to vllm --mesh tp=2 --rules vllm/llama",
             "reshard hf ranks --no-sync --to ranks --mesh tp=2 --rules hf/llama",

@@ -206,7 +206,7 @@ def test_steps_are_merged_if_they_are_the_same(tmp_path: Path) -> None:
 
 
 def test_a_weight_without_the_state_of_the_one_that_it_is_fused_with_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(sw.LayoutError, match=r"'b' has no state such as 'optim.state.a.exp_avg'"):
+    with pytest.raises(sw.LayoutError, match=r"'b' is .* of 'optim.state.a.exp_avg', and has no such state"):
         became(tmp_path, pair("exp_avg", np.ones((4, 3), "f4"), None), ROWS)
 
 
@@ -287,7 +287,10 @@ def test_two_optimizers_of_one_model_stay_two(tmp_path: Path) -> None:
         "c", "optimizer.0.state.c.momentum_buffer",
     }  # fmt: skip
     held["optimizer.1.state.b.exp_avg"] = held.pop("optimizer.0.state.b.momentum_buffer")
-    with pytest.raises(sw.LayoutError, match=r"'b' has no state such as 'optimizer.0.state.a.momentum_buffer'"):
+    with pytest.raises(
+        sw.LayoutError,
+        match=r"'b' is .* of 'optimizer.0.state.a.momentum_buffer', and has no",
+    ):
         became(tmp_path, held, ROWS)
 
 

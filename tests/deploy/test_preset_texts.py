@@ -325,7 +325,7 @@ def test_commands_take_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     for more, pattern in (
         (["--mesh", "tp=2"], "--mesh and --for exclude each other"),
-        (["--to", "vllm"], "--rules hf/llama is not for the names of vLLM"),
+        (["--to", "vllm"], "--rules hf/llama has other names than these"),
     ):
         command = ["reshard", source, str(tmp_path / "no"), "--for", "transformers(tp=2)", *more]
         assert main(command) == 2

@@ -78,7 +78,7 @@ def test_create_mesh_leaves_its_arguments_alone() -> None:
         ({"mesh_dims": {"x": 3}, "devices": ["CPU:0"]}, MeshError, r"length of devices \(1\) .* \[3\]"),
         ({"mesh_dims": {"x": 0}}, MeshError, r"mesh_dims\[0\] has size 0"),
         ({"mesh_dims": {"x": -1, "y": -1}}, MeshError, r"mesh_dims\[0\] has size -1"),
-        ({"mesh_dims": {"x": 2**40}}, MeshError, "at most 1048576 are made up"),
+        ({"mesh_dims": {"x": 2**40}}, MeshError, "at most 1048576 names are made"),
         ({"mesh_dims": {}}, MeshError, "axis"),
         ({"mesh_dims": {"x": 1.0}}, TypeError, r"mesh_dims\[0\]\[1\]"),
         ({"mesh_dims": {"x": True}}, TypeError, r"mesh_dims\[0\]\[1\]"),

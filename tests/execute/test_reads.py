@@ -115,7 +115,7 @@ class TestCalls:
             read_calls(exact, arrays, max_vectors=0)
         stored: Any = (ObjectPath("memory://bucket/c.safetensors"),)
         remote = DeviceReads(stored, exact.arrays, exact.reads[:1], exact.copies[:1], 0, ("",))
-        with pytest.raises(LayoutError, match=r"is an object of a store, .*; http_ranges has its requests"):
+        with pytest.raises(LayoutError, match=r"is an object of a store, .*; http_ranges gives the requests"):
             read_calls(remote, arrays)
         assert len(http_ranges(remote)) == 1
         both = planned(folder, ["cpu:0", "cpu:1"], over_read=0)

@@ -218,7 +218,7 @@ class TestStaged:
         own, other = (Side(plan, label, source).manifest for label in ("t0", "e1"))
         rows = address_rows(plan.descriptors("t0"), own, other, writes=True)
         for limit in ({"over_bytes": 8}, {"max_rows": 1}):
-            with pytest.raises(LayoutError, match=rf"^{next(iter(limit))}: a write .* overwrite memory of 'e1'"):
+            with pytest.raises(LayoutError, match=rf"^{next(iter(limit))}: a write .* overwrite what 'e1' has"):
                 rows.staged(**limit)
 
     def test_what_is_refused(self) -> None:

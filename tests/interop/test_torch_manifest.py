@@ -66,7 +66,7 @@ def test_strided_shards_are_what_pytorch_gives(shape: tuple[int, ...]) -> None:
 
 
 def test_what_no_manifest_says() -> None:
-    with pytest.raises(LayoutError, match="'b' is no DTensor, and world is not given"):
+    with pytest.raises(LayoutError, match="'b' is not a DTensor, so it needs world"):
         manifest_of({"b": tensor((3,))})
     whole = manifest_of({"b": tensor((3,))}, DeviceMesh((2,), ("x",), ["a", "b"]))
     assert whole["b"].holders == ("a", "b")

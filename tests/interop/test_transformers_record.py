@@ -163,7 +163,7 @@ def test_the_command_says_which_engines_it_records(tmp_path: Path, capsys: pytes
         assert main(["rules", "--record", "sglang", str(tmp_path / "config.json")]) == 2
         assert "--record loads with sglang itself and PyTorch: install them in one" in capsys.readouterr().err
     assert main(["rules", "--record", "transformers", str(tmp_path / "config.json"), "--axis", "a,b,c"]) == 2
-    assert "recorded rules are over one axis, or over that of stages and another: pp,tp" in capsys.readouterr().err
+    assert "recorded rules have one axis, or the axis of stages and another, as in pp,tp" in capsys.readouterr().err
     assert main(["rules", "gpt2", "--record", "transformers", str(tmp_path)]) == 2
     assert "--record and gpt2 exclude each other" in capsys.readouterr().err
 

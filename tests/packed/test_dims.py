@@ -334,7 +334,7 @@ def test_blocks_may_all_be_times_the_unknown() -> None:
         packed.parse("(2 [q:4*n k:3])")
     with refused(sw.LayoutError, "n and m are both unknown"):
         packed.parse("(2 [q:4*n k:m])")
-    with refused(sw.LayoutError, "blocks add up to 5, but the last factor, which they make up, is 6 times the unknown"):
+    with refused(sw.LayoutError, "blocks add up to 5, but must make up the last factor, 6 times the unknown"):
         packed.part((2, None), None, ratio=6, blocks=[("q", 4), ("k", 1)])
 
 

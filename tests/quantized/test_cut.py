@@ -232,7 +232,7 @@ def test_segments_of_a_packed_weight_are_whole_blocks(rows: int, each: int | Non
     """Two segments of 256 rows are two blocks of 128 each, and every device of two holds one of each; 192 are none."""
     logical, layout = fp8(2 * rows, 128), over(2, packed.concat(packed.part((2, rows), 1, "tp")), None)
     if each is None:
-        with refused(sw.LayoutError, "each of its 2 segments has 192 elements, no multiple of a block of 128"):
+        with refused(sw.LayoutError, "each of its 2 segments has 192 elements, not a multiple of the block of 128"):
             component_layouts(logical, layout)
     else:
         made = component_layouts(logical, layout)["a.weight_scale_inv"].partition((4, 1))

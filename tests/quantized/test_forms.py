@@ -57,7 +57,7 @@ GPTQ: Outline = {
     ("tensors", "config", "message"),
     [
         ({"a.weight": ("F8_E4M3", (256, 256))}, FP8, "'a.weight' is F8_E4M3, and its weight_scale_inv is missing"),
-        ({"a.weight_scale_inv": ("F32", (2, 2))}, FP8, "its weight is missing"),
+        ({"a.weight_scale_inv": ("F32", (2, 2))}, FP8, "has no weight next to it"),
         (
             {"a.weight": ("F8_E4M3", (256, 300)), "a.weight_scale_inv": ("F32", (2, 2))},
             FP8,
@@ -107,7 +107,7 @@ GPTQ: Outline = {
         (GPTQ, {"quant_method": "gptq", "bits": 4}, "group_size is missing"),
         (GPTQ, {"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5; known are 2, 3, 4 and 8"),
         (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "a.scales' has the shape (4, 64)"),
-        ({"a.qzeros": ("I32", (4, 8))}, {"quant_method": "gptq", "group_size": 32}, "its qweight is missing"),
+        ({"a.qzeros": ("I32", (4, 8))}, {"quant_method": "gptq", "group_size": 32}, "has no qweight next to it"),
         ({"a.qweight": ("I32", (16, 64))}, {"quant_method": "awq", "group_size": 32}, "its scales is missing"),
         (GPTQ, {"quant_method": "awq", "group_size": 32, "version": "gemv"}, "version is 'gemv'"),
         ({"a_blocks": ("U8", (4, 64, 3, 16))}, {"quant_method": "mxfp4"}, "its scales is missing"),

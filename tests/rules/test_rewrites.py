@@ -39,8 +39,8 @@ def test_a_number_as_quotient_and_remainder() -> None:
     for other in ("layers.x.w", "layers.05.w", "layers.-1.w"):
         assert template.matched(other) is None
     for values, why in [
-        ({"i": "1", "k": "3"}, r"\{k\} is '3', which is no remainder of 3"),
-        ({"i": "1", "k": "x"}, r"\{k\} is 'x', which is no remainder of 3"),
+        ({"i": "1", "k": "3"}, r"\{k\} is '3', not a remainder by 3"),
+        ({"i": "1", "k": "x"}, r"\{k\} is 'x', not a remainder by 3"),
         ({"i": "x", "k": "1"}, r"\{i\} is 'x', which gives no number there"),
     ]:
         with pytest.raises(sw.LayoutError, match=why):

@@ -495,7 +495,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: kept(HAND)],
     ),
     "layers without caches": (
-        "is there for the others; a Cache can be made by hand instead",
+        "the others have no k_proj, v_proj, qkv_proj or kv_a_proj_with_mqa; a Cache can be made by hand instead",
         lambda: kept(num_hidden_layers=3),
         [lambda: kept(HAND)],
     ),

@@ -119,8 +119,8 @@ def _check_names(rules: Path | None, to: str | None) -> None:
     others = [each for each in known if each.endswith(f"/{family}") and each.startswith(("vllm/", "sglang/"))]
     instead = f"--rules {' or '.join(others)}" if others else "`shardwise rules` lists those that are"
     raise ValueError(
-        f"--rules {name} is not for the names of vLLM or SGLang, whose sharded loaders --to vllm writes for: "
-        f"{instead}; --to ranks has files for ranks of any names"
+        f"--to vllm writes for the loaders of vLLM and SGLang, but --rules {name} has other names than these: give "
+        f"{instead}, or write files with any names by --to ranks"
     )
 
 

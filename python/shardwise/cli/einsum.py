@@ -27,7 +27,7 @@ def run_einsum(screen: Screen, options: argparse.Namespace) -> int:
     pairs = zip(options.layouts, shapes, strict=True)
     layouts = [None if text.strip() == "?" else parse_layout(text, len(shape)) for text, shape in pairs]
     if parse_dtype(options.dtype) % 8:
-        raise ParseError(f"dtype {options.dtype!r}: its elements share bytes, which an einsum's do not")
+        raise ParseError(f"dtype {options.dtype!r}: an einsum needs elements of whole bytes")
     out = None
     if options.out is not None or options.unreduced is not None:
         if options.out is None:

@@ -48,7 +48,7 @@ def run_fits(screen: Screen, options: argparse.Namespace) -> int:
 
 def _run_ratio(screen: Screen, options: argparse.Namespace) -> int:
     if options.rules is not None:
-        raise ParseError("--ratio: names of weights say what is cut; rules cut in equal shares: leave --rules out")
+        raise ParseError("--ratio cuts by the names of weights, but rules cut in equal shares: leave --rules out")
     answer = fits_ratio(options.model, _sizes("--ratio", options.ratio), config=options.config)
     if options.json:
         found = {"ratio": answer.ratio, "verdict": answer.verdict, "units": [one._asdict() for one in answer.units]}

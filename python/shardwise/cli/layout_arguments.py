@@ -181,8 +181,8 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         "fits",
         help="show for which sizes of tensor parallelism a model fits",
         description=(
-            "Say for each size of tensor and expert parallelism whether a model fits, also a quantized one: fits, fits "
-            "with shared tiles, fits with padding, or does not, because of which tensor and which blocks; and what "
+            "Say for each size of tensor and expert parallelism whether a model, also a quantized one, fits: as it is, "
+            "with shared tiles, with padding, or not, with the tensor and the blocks that are in the way; and what "
             "engines refuse. Only headers are read; for known families config.json is enough. Tensors whose names are "
             "not known make a size unknown, and the exit status 4: rules say how they are cut. If no size fits, it is 1."
         ),

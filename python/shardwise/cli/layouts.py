@@ -33,7 +33,7 @@ def source_layouts(options: argparse.Namespace, source: str) -> LayoutMap | Depl
         return None
     if options.source_rules is None:
         raise ValueError(
-            "--source-mesh says of which mesh the files are the ranks; --source-rules must say how tensors are cut"
+            "--source-mesh gives the mesh of the ranks; give --source-rules too, which say how their tensors are cut"
         )
     with reading_for(source):
         return read_layouts(
@@ -44,5 +44,5 @@ def source_layouts(options: argparse.Namespace, source: str) -> LayoutMap | Depl
 def layouts_alone(options: argparse.Namespace) -> LayoutMap | Deployment | None:
     """Return the layouts of bare files for a command that undoes no rewrites."""
     if options.source_mesh is None and options.source_rules is not None:
-        raise ValueError("--source-rules says how bare files of ranks are cut; --source-mesh must say of which mesh")
+        raise ValueError("--source-rules says how the files of ranks are cut; give their mesh too, with --source-mesh")
     return source_layouts(options, options.source)

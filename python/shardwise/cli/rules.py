@@ -112,7 +112,7 @@ def _recorded(given: Sequence[str], axis: str, as_json: bool) -> int:
     said = read_config(Path(source))
     axes = axis.split(",")
     if len(axes) > 2:
-        raise ValueError(f"--axis {axis}: recorded rules are over one axis, or over that of stages and another: pp,tp")
+        raise ValueError(f"--axis {axis}: recorded rules have one axis, or the axis of stages and another, as in pp,tp")
     try:
         # Looked for before: what is wrong with a configuration does not count where the engine is not there.
         version = importlib.metadata.version(_RECORDED[engine])

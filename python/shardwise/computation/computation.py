@@ -352,7 +352,7 @@ def _check_structure(
             raise LayoutError(f"axes is {shown(axes)}; it has for each of {len(shapes[0])} dims a list of axes")
         wrong = [dim for dim in attributes.get("open", ()) if dim not in range(len(axes))]
         if wrong:
-            raise LayoutError(f"open has {shown(wrong[0])}, which is no dim of {len(axes)}")
+            raise LayoutError(f"open has {shown(wrong[0])}, but there are {len(axes)} dims")
 
 
 def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:

@@ -50,7 +50,7 @@ class Einsum:
         if len(operands) > _MOST:
             raise LayoutError(
                 f"einsum {shown(text)} has {len(operands)} operands; write it as several of two each, because "
-                "what moves depends on which two go first"
+                "what moves depends on their order"
             )
         for side in (*operands, result):
             twice = next((letter for letter in side if side.count(letter) > 1), None)

@@ -73,8 +73,8 @@ class Moment:
             raise LayoutError(f"{what}, but {self.unknown}")
         if dim is not None and dim == self.over:
             raise LayoutError(
-                f"{what} in dim {dim}, but {shown(self.origin)} is an average over that dim, which no arithmetic makes "
-                "of the old one; drop leaves it out"
+                f"{what} in dim {dim}, but {shown(self.origin)} is an average over that dim, and cannot be "
+                "computed from the old average; drop leaves it out"
             )
 
     def moved(self, over: int | None) -> Moment:

@@ -50,7 +50,7 @@ def taken_apart(
             first = "dim 0" if depth == 1 else f"dims 0 to {depth - 1}"
             raise LayoutError(
                 f"{shown(list(sizes))} have the sizes {shown(list(sizes.values()))} in {first}: {fields} is stacked "
-                "there, which must be of one size"
+                "there, so these must be equal"
             )
         yield from _unstacked(values, stored, side.stack, rewrite)
 

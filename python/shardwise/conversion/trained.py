@@ -189,7 +189,7 @@ class Trained:
             mixed = any(owners[atom] != over and sizes[atom] != 1 for at in places for atom in merged[at])
             if len(places) != 1 or mixed:
                 raise LayoutError(
-                    f"{what}, in which {shown(state.origin)} is no average over one dim any more; drop leaves it out"
+                    f"{what}, in which {shown(state.origin)} is no longer an average over one dim; drop leaves it out"
                 )
             own = [[1] * len(group) if dim == over else group for dim, group in enumerate(split)]
             return state.changed(what, None, lambda one: arrange.arranged(one, own, merged)).moved(places[0])
@@ -302,8 +302,7 @@ def _together(
     if held and len(held) < len(tensors):
         lone = next(one for one in tensors if _weight_of(one) is None)
         raise LayoutError(
-            f"{shown(lone.origin)} has no weight next to it, but that of {shown(held[0].origin)}, with which it is "
-            f"{what}, is there"
+            f"{shown(lone.origin)} is {what} with {shown(held[0].origin)}, which has a weight, and has none itself"
         )
     states: dict[_StateNames, list[Moment]] = {}
     for key in dict.fromkeys(key for one in tensors if isinstance(one, Trained) for key in one.states):
@@ -312,8 +311,8 @@ def _together(
         if len(there) < len(same):
             lone = tensors[same.index(None)]
             raise LayoutError(
-                f"{shown(lone.origin)} has no state such as {shown(there[0].origin)}, but is {what} with the weight of "
-                "that; leave those states out (drop), or write the weights without their states"
+                f"{shown(lone.origin)} is {what} with the weight of {shown(there[0].origin)}, and has no such "
+                "state; leave those states out (drop), or write the weights without their states"
             )
         states[key] = there
     return first, held, states
@@ -329,8 +328,8 @@ def _one(
         one._check(f"{shown(first.origin)} is {what} {others}", dim)
         if (one.over, one.is_number) != (first.over, first.is_number):
             raise LayoutError(
-                f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: one is {first.tensor.shape}, the "
-                f"other {one.tensor.shape}, of which they are averages over different dims, or one is a number"
+                f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: the shapes are {first.tensor.shape} "
+                f"and {one.tensor.shape}; they are averages over different dims, or one is a number"
             )
     if not first.is_number:
         return replace(first, tensor=join([one.tensor for one in same]), whole=None)

@@ -117,7 +117,7 @@ class Weight:
         if at is None or held.along[at].block == ALL:
             return replace(held, tensor=held.tensor.apart())
         if held.tail in ORDERS:
-            raise LayoutError(f"{self.component_text(held)} is the order of all groups, of which no part can be taken")
+            raise LayoutError(f"{self.component_text(held)} is the order of all groups, so no part of it can be taken")
         coarse = self.in_blocks(held, held.along[at], runs, size, dim)
         return replace(held, tensor=held.tensor.taken(at, coarse, held.along[at].elements(size)))
 

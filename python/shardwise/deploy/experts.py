@@ -187,7 +187,7 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
         if old.num_experts != new.num_experts:
             raise LayoutError(f"layer {layer} has {old.num_experts} experts before, and {new.num_experts} after")
         if nodes < 1 or new.ep % nodes:
-            raise LayoutError(f"nodes is {nodes}; the {new.ep} ranks of layer {layer} must divide among them")
+            raise LayoutError(f"nodes is {nodes}, which does not divide the {new.ep} ranks of layer {layer}")
         rows = (*old.slots, *((),) * new.ep)[: new.ep]
         sets = _nearest(rows, new.slots, new.num_experts, nodes)
         found.append(ExpertMap(tuple(map(_in_place, rows, (new.slots[one] for one in sets)))))

@@ -98,7 +98,7 @@ class Stages:
         sizes = [integer(f"counts[{number}]", count) for number, count in enumerate(counts)]
         if not sizes or min(sizes) < 0 or sum(sizes) > _MOST_LAYERS:
             raise LayoutError(
-                f"counts is {shown(list(counts))}; it must be sizes from 0, and up to {_MOST_LAYERS} layers"
+                f"counts is {shown(list(counts))}; each must be at least 0, and their sum at most {_MOST_LAYERS}"
             )
         ends = pairwise(accumulate(sizes, initial=0))
         last = len(sizes) - 1

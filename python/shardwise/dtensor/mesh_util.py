@@ -135,7 +135,7 @@ def _device_names(
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
             raise MeshError(
-                f"{shown(number)} devices without names; at most {_MAX_MADE_UP} are made up; give the names"
+                f"{shown(number)} devices have no names, and at most {_MAX_MADE_UP} names are made; give the names"
             )
         wanted = here.replace(device_type="CPU" if device_type is None else device_type.upper())
         return [f"{wanted.to_string().removesuffix('*')}{index}" for index in range(number)]

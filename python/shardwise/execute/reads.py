@@ -93,7 +93,7 @@ def read_calls(
         raise LayoutError(f"max_vectors is {most}; a call has at least one buffer")
     if stored := [file for file in reads.files if not isinstance(file, Path)]:
         raise LayoutError(
-            f"{stored[0]} is an object of a store, which no such call reads; http_ranges has its requests"
+            f"{stored[0]} is an object of a store, which these calls cannot read; http_ranges gives the requests for it"
         )
     if len(arrays) != len(reads.arrays):
         raise LayoutError(f"arrays has {len(arrays)} arrays; the device has {len(reads.arrays)}")
@@ -112,7 +112,7 @@ def read_calls(
     gaps = copies["offset"] - np.where(is_first, 0, np.concatenate([[0], ends[:-1]])[: len(copies)])
     if (gaps < 0).any():
         raise LayoutError(
-            "several arrays need the same bytes, which a call reads once; ask device_reads for one device"
+            "several arrays need the same bytes, but a call reads them into one place; ask device_reads for one device"
         )
     longest = int(gaps.max(initial=0))
     if longest > (0 if spare is None else spare.nbytes):

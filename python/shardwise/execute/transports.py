@@ -172,8 +172,8 @@ class AddressRows:
         if self.writes:
             which = "max_rows" if max_rows is not None else "over_bytes"
             raise LayoutError(
-                f"{which}: a write of what lies between two runs would overwrite memory of {shown(self.other.holder)}; "
-                "let it read instead, by address_rows without writes"
+                f"{which}: a write that joins two runs would overwrite what {shown(self.other.holder)} has between "
+                "them; leave out writes=True, and let the receiver read"
             )
         _, remote, lengths = self.runs()
         block = np.repeat(self.rows["remote_block"], self.rows["count"])

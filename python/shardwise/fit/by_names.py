@@ -167,7 +167,7 @@ def _add(rules: dict[str, DeploymentRule], one: Judged, axes: Sequence[Any], at:
     rule = DeploymentRule(axes, "expert" if is_expert else "dense", at, uneven=uneven)
     key, _, _ = _key(one.kind.tensor.name)
     if rules.setdefault(key, rule) != rule:
-        raise LayoutError(f"{one.name} is cut in two ways, by its shapes; give a rules file")
+        raise LayoutError(f"the shapes of {one.name} ask for two different cuts; give a rules file")
 
 
 def _at(one: Judged, stages: Stages, experts: int, ep: int, *, tied: bool) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def fill(
             parts[name] = rules.partition_for(name, tensor, parameters[name])
         elif has_all_layers:
             raise LayoutError(
-                f"{shown(name)}, which {rules.source} makes of {checkpoint.path}, is no parameter of the model"
+                f"{rules.source} makes {shown(name)} of {checkpoint.path}, but the model has no such parameter"
             )
     filled = {parameters[name].data_ptr() for name in parts}
     lacking = ((name, one) for name, one in parameters.items() if name not in parts and one.numel())

@@ -205,7 +205,7 @@ def folder_of(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a folder with a `config.json`, from which an engine reads a model's configuration."""
     if not isinstance(config.get("architectures"), list) or not config["architectures"]:
         raise LayoutError(
-            "the configuration has no architectures, by which the engine knows its class: add them, as "
+            "the configuration has no architectures, and the engine needs them to choose its class: add them, as "
             f'"architectures": ["LlamaForCausalLM"]; the model_type is {shown(config.get("model_type"))}'
         )
     with tempfile.TemporaryDirectory() as folder:

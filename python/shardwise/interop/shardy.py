@@ -201,7 +201,7 @@ def _read_axes(reader: ShardyReader, open_dim: int | None = None) -> list[_AxisR
             reader.expect(",")
         if open_dim is not None and reader.skip("?"):
             raise LayoutError(
-                f"dim {open_dim} is open (?): what it is cut by is left to the compiler, which a layout cannot express"
+                f"dim {open_dim} is open (?): the compiler decides how to cut it, which a layout cannot express"
             )
         name, part = reader.string(), None
         if reader.skip(":"):

@@ -120,7 +120,8 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
     large = {dim: [name for name in names if mesh.axis_size(name) > 1] for dim, names in cut.items()}
     if spec is None and (twice := next((dim for dim, names in large.items() if len(names) > 1), None)) is not None:
         raise LayoutError(
-            f"dim {twice} is cut by the axes {shown(large[twice])}, and S says no order of them; a PartitionSpec does"
+            f"dim {twice} is cut by the axes {shown(large[twice])}, and S does not state their order; "
+            "a PartitionSpec does"
         )
     if kinds is not None:
         missing = [name for name in mesh.axis_names if name not in kinds and name not in placed]
@@ -165,7 +166,7 @@ def _axis(axis: Any, mesh: DeviceMesh) -> str:
     names = [axis] if isinstance(axis, str) else sorted(getattr(axis, "names", lambda: ())())
     found = [name for name in names if name in mesh.axis_names]
     if len(found) != 1:
-        raise LayoutError(f"axis {shown(axis)} is not one of the mesh, whose axes are {shown(mesh.axis_names)}")
+        raise LayoutError(f"axis {shown(axis)} is not in the mesh; its axes are {shown(mesh.axis_names)}")
     return str(found[0])
 
 

@@ -261,7 +261,7 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
             key: Any = id(mesh), tuple(tensor.placements), shape
         else:
             if world is None:
-                raise LayoutError(f"tensor {shown(name)} is no DTensor, and world is not given, which would hold it")
+                raise LayoutError(f"tensor {shown(name)} is not a DTensor, so it needs world, the devices that hold it")
             mesh, key = world, len(shape)
         if key not in kinds:
             placements = getattr(tensor, "placements", None)

@@ -218,9 +218,7 @@ def record_ranks(
     except LayoutError as error:
         if tp == 1 or pp == 1:
             raise
-        raise LayoutError(
-            f"{error}; with tp 1 or pp 1 it may, as transformers 5.24 loads no ranks of stages"
-        ) from error
+        raise LayoutError(f"{error}; try tp 1 or pp 1, because transformers 5.24 loads no ranks of stages") from error
 
 
 def record_models(
@@ -383,8 +381,8 @@ def _plan(model: Any, config: Mapping[str, Any]) -> dict[str, str]:
     plan = dict(getattr(model, "tp_plan", None) or {})
     if not plan:
         raise LayoutError(
-            f"transformers {version} has no tensor-parallel plan for {shown(config.get('model_type'))}, and cuts none "
-            "of its parameters; vllm or sglang may, or give a plan of your own as JSON"
+            f"transformers {version} has no tensor-parallel plan for {shown(config.get('model_type'))}, so it cuts no "
+            "parameter; try vllm or sglang, or give a plan of your own as JSON"
         )
     return plan
 

@@ -318,7 +318,7 @@ def part(
         raise LayoutError("a part has a name or blocks, not both")
     last = f"{ratio} times the unknown" if sizes[-1] is None else str(sizes[-1])
     if inner and (total := sum(size for _, size in inner)) != (ratio if sizes[-1] is None else sizes[-1]):
-        raise LayoutError(f"blocks add up to {total}, but the last factor, which they make up, is {last}")
+        raise LayoutError(f"blocks add up to {total}, but must make up the last factor, {last}")
     if inner and cut == len(sizes) - 1 and names:
         raise LayoutError("blocks make up the last factor, which is cut; blocks are whole in every shard")
     return Part(

@@ -260,8 +260,8 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
     one = replace(one, split=False)
     if outer > 1 and n * inner % block:
         raise LayoutError(
-            f"dim {dim.number}: each of its {outer} segments has {n * inner // row} elements, no multiple of a block "
-            f"of {block} of {dim.component}"
+            f"dim {dim.number}: each of its {outer} segments has {n * inner // row} elements, not a multiple of the "
+            f"block of {block} of {dim.component}"
         )
     cuts = _cuts(one, n, dim.mesh)
     within = next((at for at in cuts[:, 0].tolist() if at < n and at * inner % block), None)
@@ -275,8 +275,8 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
     room = None if one.pad_to is None else _partition(one, n, dim.mesh).largest_shard_shape[0] * inner
     if room is not None and room % block:
         raise LayoutError(
-            f"dim {dim.number} has room for {room // row} elements on each device when padded, no multiple of a block "
-            f"of {block} of {dim.component}"
+            f"dim {dim.number} has room for {room // row} elements on each device when padded, not a multiple of the "
+            f"block of {block} of {dim.component}"
         )
     # How many elements of the factor make whole blocks, and what they are in the component.
     unit = math.lcm(one.unit or 1, block // math.gcd(block, inner)) * inner // block * words

@@ -28,7 +28,7 @@ def compressed(group: WeightGroup) -> LogicalTensor | None:
     packed = group.dtype("weight_packed")
     if packed == "" and group.dtype("weight") not in _EIGHT_BITS:
         if "weight_scale" in group.members and "weight" not in group.members:
-            raise ParseError(f"{shown(group.name)}: its weight_scale is there, and neither weight nor weight_packed")
+            raise ParseError(f"{shown(group.name)}: has a weight_scale, but neither weight nor weight_packed")
         return None
     group.shape("weight_scale")
     if packed == "U8" and group.dtype("weight_scale") == "U8":
@@ -228,7 +228,7 @@ def _has_words(group: WeightGroup) -> bool:
         return True
     rest = [tail for tail in ("qzeros", "scales", "g_idx") if tail in group.members]
     if rest:
-        raise ParseError(f"{shown(group.members[rest[0]][0])} is there, and its qweight is missing")
+        raise ParseError(f"{shown(group.members[rest[0]][0])} has no qweight next to it")
     return False
 
 

@@ -206,7 +206,7 @@ def _is_scaled(group: WeightGroup, tails: tuple[str, ...]) -> bool:
             raise ParseError(f"{shown(group.name)} is {group.dtype('weight')}, and its {tails[0]} is missing")
         return True
     if scale is not None and "weight" not in group.members:
-        raise ParseError(f"{shown(group.members[scale][0])} is there, and its weight is missing")
+        raise ParseError(f"{shown(group.members[scale][0])} has no weight next to it")
     if scale is not None:
         raise ParseError(f"{shown(group.name)} is {group.dtype('weight')}, and has a {scale}; expected FP8")
     return False

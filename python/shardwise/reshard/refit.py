@@ -243,8 +243,8 @@ def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
     named = list(named_dims(side))
     if len(named) != 1:
         raise LayoutError(
-            f"{argument} must have one packed dim whose parts have names, but has {len(named)}: its order is not "
-            f"stated, and does not follow from the shape {shown(side.shape)}"
+            f"{argument} must have one packed dim whose parts have names, but has {len(named)}: nothing "
+            f"states their order, and the shape {shown(side.shape)} does not show it"
         )
     return [(name, side) for name in named[0][1].names]
 

@@ -315,7 +315,7 @@ def parsed_config(data: bytes, place: object) -> Mapping[str, Any]:
     # Models with state spaces have a limit that is infinite.
     found = strict_json(data, place, constants=True)
     if not isinstance(found, dict):
-        raise ParseError(f"{place} is not a model's configuration, which is an object of JSON")
+        raise ParseError(f"{place} is not a model's configuration: it must be a JSON object")
     return found
 
 

@@ -180,7 +180,7 @@ def _side(key: str, value: Any, numbers: NamedNumbers) -> Side:
     if not isinstance(also, (list, tuple)):
         raise TypeError(f"{key}: also must be a list of templates, got {shown(also)}")
     if also and "parts" in value:
-        raise LayoutError(f"{key}: also is for one tensor; parts have one each")
+        raise LayoutError(f"{key}: also adds names to one tensor, but parts have a tensor each")
     transpose = value.get("transpose", False)
     if not isinstance(transpose, bool):
         raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
@@ -281,7 +281,9 @@ def _by_part(key: str, side: Side) -> Side:
             "parts and packed may be, which names its parts"
         )
     if side.also:
-        raise LayoutError(f"{key}: also is for one tensor; the choice {{{','.join(choices[-1])}}} names parts")
+        raise LayoutError(
+            f"{key}: also adds names of one tensor, but the choice {{{','.join(choices[-1])}}} names parts"
+        )
     (choice,), (_, template) = choices, side.names[0]
     if "" in choice:
         raise LayoutError(f"{key}: the choice {{{','.join(choice)}}} names its parts, one of which has no name")

@@ -169,7 +169,7 @@ class Template:
             remainder = values[rest]
             if not _NUMBER.fullmatch(remainder) or int(remainder) >= divisor:
                 raise LayoutError(
-                    f"template {shown(self.text)}: {{{rest}}} is {shown(remainder)}, which is no remainder of {divisor}"
+                    f"template {shown(self.text)}: {{{rest}}} is {shown(remainder)}, not a remainder by {divisor}"
                 )
             number = number * divisor + int(remainder) if number >= 0 else -1
         elif field not in self._shifts:

@@ -91,7 +91,7 @@ def _before(axes: list[Spec], step: Within) -> list[Spec]:
     if step.rewrite.refused is not None:
         raise LayoutError(step.rewrite.refused)
     if source.dims is not None or target.dims is not None or source.stack:
-        raise LayoutError("its dims are split, merged or stacked, which a cut of one dim does not follow")
+        raise LayoutError("its dims are split, merged or stacked, so a cut of one dim cannot be carried over")
     depth = len(target.stack)
     for field, spec in zip(target.stack, axes[:depth], strict=True):
         if _is_cut(spec):

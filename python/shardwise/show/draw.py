@@ -89,10 +89,10 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
         in_bytes: Picture = of_dtype(what, dtype)
         return in_bytes
     if dtype is not None:
-        raise LayoutError(f"dtype is {shown(dtype)}, but the picture of a {type(what).__name__} has none")
+        raise LayoutError(f"dtype is {shown(dtype)}, but the picture of a {type(what).__name__} takes no dtype")
     if after is None and not isinstance(what, (Tiling, TensorLayout)):
         if shape is not None:
-            raise LayoutError(f"shape is {shown(shape)}, but a {type(what).__name__} takes none")
+            raise LayoutError(f"shape is {shown(shape)}, but a {type(what).__name__} takes no shape")
         if isinstance(what, DeviceMesh):
             return mesh_picture(what)
         # Plans, arrays and reports make their own pictures: their modules are above this one.
@@ -108,7 +108,7 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
     second = _tiling("after", after, None if isinstance(after, Tiling) else first.shape, uneven)
     if second.shape != first.shape:
         raise LayoutError(
-            f"after is of shape {shown(second.shape)}, but what is of {shown(first.shape)}; they must be equal"
+            f"after is of shape {shown(second.shape)}, but what has the shape {shown(first.shape)}; they must be equal"
         )
     return tilings_picture([first, second], ["before", "after"])
 

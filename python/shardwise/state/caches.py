@@ -112,8 +112,8 @@ def key_value_caches(
     if not found or (type(layers) is int and len({cache.name.rpartition(".")[0] for cache in found}) < layers):
         raise LayoutError(
             f"the caches of {len({cache.name.rpartition('.')[0] for cache in found})} layers are known, of "
-            f"{layers if layers is not None else 'an unknown number'}: no k_proj, v_proj, qkv_proj or "
-            f"kv_a_proj_with_mqa is there for the others; {_BY_HAND}"
+            f"{layers if layers is not None else 'an unknown number'}: the others have no k_proj, v_proj, "
+            f"qkv_proj or kv_a_proj_with_mqa; {_BY_HAND}"
         )
     return tuple(found)
 

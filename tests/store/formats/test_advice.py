@@ -99,7 +99,7 @@ def test_legacy_files_of_megatron_are_one_checkpoint_by_rules(tmp_path: Path) ->
         with pytest.raises(sw.ParseError, match="legacy") as caught:
             sw.open_checkpoint(path)
         assert LEGACY in str(caught.value)
-    with pytest.raises(sw.ParseError, match=r"is what one of several ranks has.*part=True"):
+    with pytest.raises(sw.ParseError, match=r"its name says that it is the part of one rank.*part=True"):
         sw.open_checkpoint(files[1])
     by_rules(files, tmp_path, "model.")
 

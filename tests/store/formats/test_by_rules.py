@@ -89,7 +89,7 @@ def test_what_does_not_add_up_is_named(tmp_path: Path) -> None:
         save_file(good, second)
 
     rows = np.ones((5, 2), "f4")
-    refused("'v' is of shape .5, 2. on rank 1; by the rules, of the whole of .4, 4., it has .4, 2.", v=rows)
+    refused("'v' is of shape .5, 2. on rank 1, but the rules give it .4, 2. of the whole, .4, 4.", v=rows)
     refused("rank 1 .cpu:1. lacks tensor 'w'", w=None)
     refused("tensor 'w' is float32 of shape .4, 4. on rank 0, and float64", w=np.ones((4, 4)))
     refused("'n'.*(disagree|differ)", n=np.zeros(3, "f4"))  # Copies are compared.
@@ -102,7 +102,7 @@ def test_what_does_not_add_up_is_named(tmp_path: Path) -> None:
     refused("rank 1 has tensor '[wn]', which the rules place elsewhere", stages)
     none = Deployment(2, sw.DeviceMesh((2,), ("tp",)), {"w": DeploymentRule(("tp", None))})
     refused("no rule is for tensor '[vn]'", none)
-    with pytest.raises(sw.LayoutError, match="have no mesh, which says how many ranks there are"):
+    with pytest.raises(sw.LayoutError, match="have no mesh, so the number of ranks is not known"):
         sw.reshard_checkpoint(tmp_path / "a", tmp_path / "no", source_layouts={}, to="hf")
     shutil.rmtree(tmp_path / "a")
     sw.save_checkpoint(tmp_path / "a", WHOLE, to="hf", sync=False)
@@ -166,9 +166,9 @@ def test_every_verb_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "rank 1 is missing" in said("verify", str(bare), status=3)["damaged"][0]["problem"]
     for command in ("inspect", "verify"):
         assert main([command, str(bare), *how[:2]]) == 2
-        assert "--source-mesh must say of which mesh" in capsys.readouterr().err
+        assert "with --source-mesh" in capsys.readouterr().err
         assert main([command, str(bare), *how[2:]]) == 2
-        assert "--source-rules must say how tensors are cut" in capsys.readouterr().err
+        assert "give --source-rules too" in capsys.readouterr().err
 
 
 def test_our_own_files_for_ranks_are_told_apart_by_rank(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_files_of_keras(tmp_path: Path) -> None:
         with h5py.File(folder / f"model_0000{number}.weights.h5", "w") as file:
             file[f"layers/a{number}/vars/0"] = np.ones(3)
     (folder / "model_00001.weights.h5").unlink()
-    refused(folder, "is one of several files of a checkpoint, by its name")
+    refused(folder, "its name says that it is one of several files of a checkpoint")
     with sw.open_checkpoint(folder / "model_00000.weights.h5", part=True) as checkpoint:
         assert list(checkpoint) == ["layers/a0/vars/0"]
 

@@ -216,7 +216,7 @@ def check_sums(
     wrong = []
     for name, limbs in zip(places.shapes, given.tolist(), strict=True):
         if name not in digests:
-            raise LayoutError(f"digests has none of {shown(name)}")
+            raise LayoutError(f"digests has no entry for {shown(name)}")
         times, _ = _weights(places, name)
         total = sum(limb << 32 * at for at, limb in enumerate(limbs)) % DIGEST_MODULUS
         expected = digests[name]

@@ -140,7 +140,7 @@ def digest(
     """
     if sum(each is not None for each in (box, pieces, offsets)) != (shape is not None):
         raise TypeError(
-            "a part of a tensor needs shape and one of box, pieces and offsets; a whole tensor none of them"
+            "a part of a tensor needs shape and one of box, pieces and offsets; for a whole tensor give neither"
         )
     check_threads(threads)
     memory, dtype = _memory(array)
@@ -280,7 +280,7 @@ def _array(array: Any) -> npt.NDArray[Any]:
             array = memoryview(array)
         except TypeError:
             message = f"array must be a numpy array, a torch.Tensor or a buffer, got {type(array).__name__}"
-            raise TypeError(f"{message}; np.asarray(array) makes an array of what numpy knows") from None
+            raise TypeError(f"{message}; np.asarray(array) converts what numpy can read") from None
         array = array_of("array", np.asarray(array))
     if array.dtype.hasobject:
         raise TypeError(f"array has dtype {array.dtype}: objects have no bytes of their own to digest")

@@ -121,18 +121,20 @@ def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
     """
     match = _NUMBERED.fullmatch(path.name)
     if _OF_A_RANK.fullmatch(path.name):
-        raise ParseError(f"{path}: is what one of several ranks has, by its name; open the folder that has them all")
+        raise ParseError(f"{path}: its name says that it is the part of one rank; open the folder that has them all")
     if _ONE_OF_MANY.fullmatch(path.name):
-        raise ParseError(f"{path}: is one of several files of a checkpoint, by its name; {_ALONE}")
+        raise ParseError(f"{path}: its name says that it is one of several files of a checkpoint; {_ALONE}")
     for one, pattern in ((path, _BARE_RANK), (path.parent, _RANK_FOLDER)):
         bare = pattern.fullmatch(one.name)
         if bare is not None and any(other.exists() for other in _neighbours(one, bare)):
-            raise ParseError(f"{path}: is what one of several ranks has, by its name; {_ALONE}")
+            raise ParseError(f"{path}: its name says that it is the part of one rank; {_ALONE}")
     if match is not None and int(match[3]) > 1:
-        raise ParseError(f"{path}: is file {int(match[2])} of {int(match[3])} of a checkpoint, by its name; {_ALONE}")
+        raise ParseError(
+            f"{path}: its name says that it is file {int(match[2])} of {int(match[3])} of a checkpoint; {_ALONE}"
+        )
     files = said_files(texts or {})
     if files is not None and files > 1:
-        raise ParseError(f"{path}: says that it is one of {files} files of a checkpoint; {_ALONE}")
+        raise ParseError(f"{path}: its metadata says that it is one of {files} files of a checkpoint; {_ALONE}")
 
 
 def _neighbours(path: Location, match: re.Match[str]) -> list[Location]:

@@ -55,7 +55,7 @@ def open_form(path: Location, *, layouts: Placing) -> StoredCheckpoint:
             the tensor.
     """
     if layouts.world is None:
-        raise LayoutError("the layouts of the files of ranks have no mesh, which says how many ranks there are")
+        raise LayoutError("the layouts have no mesh, so the number of ranks is not known")
     labels = layouts.world.labels()
     names = _files_of(path, len(labels))
     opened = [[open_checkpoint(path / name, part=True) for name in names[rank]] for rank in range(len(labels))]
@@ -103,8 +103,8 @@ def _check_unequal(path: Location, cut: Mapping[str, Mapping[int, StoredTensor]]
     if not are_plain:
         one, other = together[0][:2]
         raise ParseError(
-            f"{path}: ranks {one} and {other} begin alike in all {len(cut)} tensors of which the rules say that each "
-            "has another part: one file is a copy of the other"
+            f"{path}: ranks {one} and {other} begin alike in all {len(cut)} tensors, but the rules give each rank "
+            "another part: one file is a copy of the other"
         )
 
 
@@ -227,8 +227,8 @@ def _partition(
         wanted = partition.holder_shape(label)
         if wanted != ranks[rank].shape:
             raise ParseError(
-                f"{path}: tensor {shown(name)} is of shape {ranks[rank].shape} on rank {rank}; by the rules, of the "
-                f"whole of {shape}, it has {wanted}"
+                f"{path}: tensor {shown(name)} is of shape {ranks[rank].shape} on rank {rank}, but the rules give it "
+                f"{wanted} of the whole, {shape}"
             )
     return partition
 

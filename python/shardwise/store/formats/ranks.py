@@ -85,7 +85,7 @@ def rank_pieces(file: Holder) -> Iterator[tuple[str, StoredPiece]]:
 
 def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
     if PIECES not in texts:
-        raise ParseError(f"{file.path}: its metadata has no {PIECES}, which says what its arrays are parts of")
+        raise ParseError(f"{file.path}: its metadata has no {PIECES}, so nothing says where its arrays belong")
     found = strict_json(texts[PIECES].encode(), f"{file.path}: {PIECES}")
     if not isinstance(found, dict):
         raise ParseError(f"{file.path}: {PIECES}: is not a JSON object")

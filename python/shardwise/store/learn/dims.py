@@ -139,7 +139,7 @@ def say_dims(found: Relation, tensor: TargetDims, factors: list[Factors], source
     atoms = [one for each in source for one in each]
     letters = {one: _FACTORS[at] for at, one in enumerate(atoms[: len(_FACTORS)])}
     if len(atoms) > len(_FACTORS) or len(set(atoms)) < len(atoms):
-        raise IrregularError("its dims are split into too many")
+        raise IrregularError("its dims are split into too many factors")
     common: list[list[str]] = [[letters[one] for one in each] for each in source]
     if along >= 0:
         common.insert(along, [_FIBER])

@@ -188,14 +188,14 @@ class Facts:
                 raise UnstatedError("its size differs from layer to layer")
         if len(set(own.values())) == 1:
             if len(own) < _FEW and own[min(own)] > 1:
-                raise UnstatedError("too few models have it to tell what its size follows from")
+                raise UnstatedError("too few models have it to find the formula of its size")
             return str(next(iter(own.values())))
         known = tuple(own.items())
         if known not in self._known:
             self._known[known] = self._worked_out(own)
         text, keys = self._known[known]
         if text is None:
-            raise UnstatedError(f"its size follows from {', '.join(sorted(keys))} in a way that is not known")
+            raise UnstatedError(f"no known formula gives its size from {', '.join(sorted(keys))}")
         self.used.update(re.findall(r"[A-Za-z_][\w.]*", text))
         return text
 
@@ -237,7 +237,7 @@ class Facts:
             self._chosen[known] = self._conditions(universe, present, absent) if absent else []
         chosen = self._chosen[known]
         if chosen is None:
-            raise UnstatedError("it is there in cases that no condition states")
+            raise UnstatedError("no known condition says when it is there")
         for atom in chosen:
             words = re.findall(r"[A-Za-z_][\w.]*", re.sub(r"'[^']*'", "", atom))
             self.used.update(word for word in words if word not in ("i", "not", "in"))

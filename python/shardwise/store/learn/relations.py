@@ -120,7 +120,7 @@ def _without_padding(tensors: Numbers, index: Numbers) -> tuple[Numbers, Numbers
             take = tuple(slice(len(filled)) if dim == at else slice(None) for dim in range(tensors.ndim))
             if (tensors[take] >= 0).all():
                 return tensors[take], index[take], (at, len(filled), size)
-    raise IrregularError("rows of zeros lie between its others")
+    raise IrregularError("it has rows of zeros in the middle")
 
 
 def _pad_to(size: int, padded: int) -> int:
@@ -205,7 +205,7 @@ def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[Fac
                 found.own["packed"], found.side["packed"] = _reordered(along)
             return identity, {dim}
     moved = np.flatnonzero(index.reshape(-1) != np.arange(index.size))
-    raise IrregularError(f"{len(moved)} of its rows are elsewhere, in no order that a rewrite states")
+    raise IrregularError(f"{len(moved)} of its rows are elsewhere, and no rewrite can state their order")
 
 
 def _is_zigzag(along: Numbers, pairs: int) -> bool:
@@ -230,7 +230,9 @@ def _reordered(along: Numbers) -> tuple[str, str]:
             continue
         blocks = " + ".join(f"{parts[start]}:({n})" for start, n in left)
         return blocks, _order([(parts[start], n) for start, n in cycle], groups)
-    raise IrregularError(f"{int((along != np.arange(len(along))).sum())} of its rows are in no order that repeats")
+    raise IrregularError(
+        f"{int((along != np.arange(len(along))).sum())} of its rows are moved, and their order does not repeat"
+    )
 
 
 def _order(cycle: Sequence[tuple[str, int]], groups: int) -> str:
@@ -248,12 +250,12 @@ def _packed(parts: Numbers, index: Numbers, keys: list[str], inner: dict[str, li
         for at, key in enumerate(keys):
             chosen = np.compress(labels == at, index, axis=dim)
             if list(chosen.shape) != inner[key] or (chosen.reshape(-1) != np.arange(chosen.size)).any():
-                raise IrregularError(f"the rows of {key!r} are not all in it, or not in their order")
+                raise IrregularError(f"it lacks rows of {key!r}, or has them in another order")
         edges = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), len(labels)]
         runs = [(int(labels[begin]), end - begin) for begin, end in pairwise(edges)]
         cycle, groups = runs[: len(keys)], len(runs) // len(keys)
         if len(runs) % len(keys) or runs != cycle * groups or len({part for part, _ in cycle}) < len(keys):
-            raise IrregularError("its parts are in no order that repeats")
+            raise IrregularError("the order of its parts does not repeat")
         names = _part_names([keys[part] for part, _ in cycle])
         found.parts = dict(zip(names, [keys[part] for part, _ in cycle], strict=True))
         found.side["packed"] = _order([(name, n) for name, (_, n) in zip(names, cycle, strict=True)], groups)

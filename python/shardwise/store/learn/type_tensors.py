@@ -110,7 +110,9 @@ def _learned(
         key = _worst(learned, fixed, experiment.varied, failed)
         if key is None:
             some = ", ".join(sorted(failed)[:4])
-            raise LayoutError(f"{len(failed)} kinds of tensors follow from the configuration in no way known: {some}")
+            raise LayoutError(
+                f"{len(failed)} kinds of tensors follow from the configuration by no known formula: {some}"
+            )
         fixed[key] = experiment.base[key]
     fixed |= experiment.stated
     if unused := sorted(experiment.nullable - facts.used):
@@ -132,7 +134,7 @@ def _learned(
             try:
                 made: TensorShapes = found.shapes(nested_config(one.flat))
             except ShardwiseError as error:
-                raise LayoutError(f"what was learned refuses a configuration that was tried: {error}") from error
+                raise LayoutError(f"the learned rules refuse a configuration that was tried: {error}") from error
             if made != one.shapes:
                 names = [name for name in {**made, **one.shapes} if made.get(name) != one.shapes.get(name)]
                 raise LayoutError(f"what was learned does not hold for a further configuration: {', '.join(names[:4])}")

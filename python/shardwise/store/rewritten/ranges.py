@@ -186,7 +186,7 @@ def device_reads(
         raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
     most = None if max_reads is None else integer("max_reads", max_reads)
     if share is not None and most is not None:
-        raise LayoutError("over_read and max_reads are both given; the least of one follows from the other")
+        raise LayoutError("over_read and max_reads are both given; give one, and the other becomes as small as it can")
     devices = device if isinstance(device, list) else [device]
     placing = placing_of(layouts)
     _check_devices(devices, placing)

@@ -403,7 +403,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no widths": (
         _in_parts(0.4, 2, 2),
-        "sub_param_shard_widths are not those of 2 ranks with 4 in dim 0",
+        "sub_param_shard_widths do not fit 2 ranks and 4 elements in dim 0",
     ),
     "uneven before 0.4": (
         _in_parts(0.3, 1, 3),

@@ -15,5 +15,5 @@ def test_pieces_of_a_plan_are_in_their_tensor_and_their_source() -> None:
     check_pieces(Pieces(np.array([right], np.int64)), (3, 4), 2)
     for at, wrong in ((0, 2), (0, -1), (1, -1), (2, -1), (3, -1), (2, 3), (3, 4), (4, 4), (5, 5), (6, -1), (7, -1)):
         rows = np.array([right, [wrong if at == place else number for place, number in enumerate(right)]], np.int64)
-        with pytest.raises(ValueError, match="not in its tensor, or in no source"):
+        with pytest.raises(ValueError, match="is outside its tensor, or is in no source"):
             check_pieces(Pieces(rows), (3, 4), 2)

@@ -113,7 +113,7 @@ def test_without_its_sources_nothing_can_be_said(source: Path) -> None:
     plan.run()
     plan.commit()
     source.unlink()
-    with pytest.raises(FileExistsError, match="exists already, and cannot be compared with what this plan makes"):
+    with pytest.raises(FileExistsError, match="exists already, and cannot be compared with the result of this plan"):
         plan.commit()
 
 

@@ -116,7 +116,7 @@ class Buffers:
             found = found or groups
             if [group.step for group in groups] != [group.step for group in found]:
                 raise self.index.error(
-                    f"{shown(name)} says that the steps are {[group.step for group in groups]}, but those of rank 0 "
+                    f"{shown(name)} has the steps {[group.step for group in groups]}, but those of rank 0 "
                     f"are {[group.step for group in found]}: files of two checkpoints are mixed"
                 )
         return found
@@ -227,7 +227,7 @@ class Buffers:
         pieces = sorted(pieces, key=lambda piece: piece.bounds)
         for one, other in pairwise(piece.bounds[numbered:] for piece in pieces):
             if [side for at, side in enumerate(one) if at] != [side for at, side in enumerate(other) if at]:
-                raise self._unknown(f"{shown(name)} is in several parts that do not lie side by side")
+                raise self._unknown(f"{shown(name)} is in several parts that are not next to each other")
         first = pieces[0]
         return Parameter(
             name,

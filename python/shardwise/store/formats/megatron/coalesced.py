@@ -46,7 +46,7 @@ def coalesced_states(
         )
     numbers = sorted(key for key in said if type(key) is int)
     if numbers != list(range(len(buffers))):
-        raise UnsupportedError(f"{where}: has {len(numbers)} buffers of {rank}, whose parameters make {len(buffers)}")
+        raise UnsupportedError(f"{where}: has {len(numbers)} buffers of {rank}, but its parameters need {len(buffers)}")
     for number, parameters in enumerate(buffers):
         dtypes = items_within(said[number]) or ()
         if len(dtypes) != 1:

@@ -46,8 +46,8 @@ def _from_grid(index: Index, row: Row, shape: tuple[int, ...], grid: StoredTenso
     parts = [size // cell if cell and size % cell == 0 else -1 for size, cell in zip(shape, cells, strict=False)]
     if len(cells) != len(shape) or -1 in parts or math.prod(parts) != length:
         raise index.error(
-            f"tensor {shown(row.name)} is stored as a grid of shape {row.shape}, which is not one of equal parts of a "
-            f"tensor of shape {shape}, which it is said to be"
+            f"tensor {shown(row.name)} is stored as a grid of shape {row.shape}, but the metadata says shape {shape}, "
+            f"which is not made of such equal parts"
         )
     itemsize = grid.bits // 8
     pieces = [piece for stored in grid.pieces for piece in _in_cells(stored, parts, itemsize)]

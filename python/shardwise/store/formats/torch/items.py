@@ -172,8 +172,8 @@ class _ItemContents:
                 lacking = sorted(said.ranks ^ ranks)[0]
                 raise ParseError(
                     f"{files[min(files)].path.parent}: the file of rank {lacking} of {shown(key)} "
-                    f"{'has' if lacking in ranks else 'does not have'} {shown('.'.join(keys))}, unlike {ITEM_INDEX} "
-                    "says: they are not of one checkpoint"
+                    f"{'has' if lacking in ranks else 'does not have'} {shown('.'.join(keys))}, and {ITEM_INDEX} "
+                    "says otherwise: they are not of one checkpoint"
                 )
         is_optimizer = optimizers == len(files) == self._world
         if is_optimizer:

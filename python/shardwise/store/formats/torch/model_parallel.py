@@ -256,7 +256,7 @@ class CutRules:
             widths = [list(torch_sizes(one) or ()) for _, one in items_within(listed) or ()]
         held = [[len(one), sum(one)] for one in widths] == [[len(shapes), size] for size in sizes]
         if not held or any(sum(one[rank] for one in widths) != shape[dim] for rank, shape in enumerate(shapes)):
-            raise refused(f"sub_param_shard_widths are not those of {len(shapes)} ranks with {total} in dim {dim}")
+            raise refused(f"sub_param_shard_widths do not fit {len(shapes)} ranks and {total} elements in dim {dim}")
         return self._joined(name, shapes, dim, widths, bits)
 
     def _affine(

@@ -241,7 +241,7 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
         raise state_error(
             container,
             name,
-            "a ShardedTensor with a shard that has no offsets and sizes, or not as many as the tensor has dims",
+            "a ShardedTensor with a shard that has no offsets and sizes, or not one for each dim",
         )
     shards = Shards(shape, dtype, tuple(box for box in boxes if box is not None))
     parts = []

@@ -348,7 +348,7 @@ def _check_versions(file: ReadFile) -> None:
     zero = dict_of(dict_of(said.get("ds_config")).get("zero_optimization"))
     if zero.get("round_robin_gradients") and zero.get("stage") in (1, 2) and said.get("dp_world_size") != 1:
         raise UnsupportedError(
-            f"{file.path}: was trained with round_robin_gradients, of which ds_to_universal.py takes wrong elements "
+            f"{file.path}: was trained with round_robin_gradients, and then ds_to_universal.py takes wrong elements "
             f"for most parameters; {_AGAIN}"
         )
 

@@ -208,8 +208,8 @@ class Spans:
             if length != total:
                 why = ": it may be offloaded to files of their own, which are not read" if length < 2 < total else ""
                 raise ParseError(
-                    f"{part.file.path}: master of group {number} has {length} elements; by param_shapes a rank of "
-                    f"{len(row)} has {total}{why}"
+                    f"{part.file.path}: master of group {number} has {length} elements; param_shapes gives "
+                    f"each of {len(row)} ranks {total}{why}"
                 )
 
     def check(self, number: int, kind: str, lengths: list[list[int]]) -> None:

@@ -122,7 +122,7 @@ def nested_of(
         if state.kind in kinds:
             raise LayoutError(
                 f"{shown(name)} and {shown(kinds[state.kind].name)} are both the state {shown(state.kind)} of "
-                f"{shown(state.parameter)}, of which a file of PyTorch's optimizers has one"
+                f"{shown(state.parameter)}, but a file of PyTorch's optimizers has one"
             )
         kinds[state.kind] = Reference(name)
     said: dict[str, dict[str, Any]] = {}

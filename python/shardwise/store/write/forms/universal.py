@@ -229,9 +229,7 @@ class _UniversalContents:
             or re.search(r"[/\\\0]", name)
             or len(name.encode()) > _MOST_NAME
         ):
-            raise LayoutError(
-                f"{shown(name)} is not the name of a folder, of which DeepSpeed has one for each parameter"
-            )
+            raise LayoutError(f"{shown(name)} cannot name a folder, and DeepSpeed has a folder for each parameter")
         states = {kind: self._numbers[reference.name] for kind, reference in kinds.items()}
         weight = states.pop(MASTER, self._model.get(name))
         if weight is None:
@@ -371,7 +369,7 @@ def _cut_of(tensor: Wanted, name: str) -> int | None:
     if len(dims) != 1:
         raise LayoutError(
             f"tensor {shown(name)} is not cut along one dim; a universal checkpoint holds it whole, and says the dim "
-            "along which tensor-parallel ranks cut it; without layouts it says none"
+            "along which tensor-parallel ranks cut it; without layouts that dim is unknown"
         )
     return dims[0]
 

@@ -151,7 +151,7 @@ def _check_head(head: Any) -> None:
         if type(nbytes) is not int or nbytes < 0 or not all(isinstance(each, str) for each in digests):
             raise ValueError("it has a section without a length")
     if sum(head["beside"].values()) != head["sections"]["beside"][0]:
-        raise ValueError("what goes along is not as long as it says")
+        raise ValueError("a file that goes along has another length than the plan says")
 
 
 def check_cut(cut: Any) -> None:
@@ -257,13 +257,13 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
     inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
     numbers, is_negative = pieces.numbers, (pieces.numbers < 0).any() or (pieces.offsets < 0).any()
     if not inside or is_negative or (numbers >= sources).any() or (pieces.strides < 0).any():
-        raise ValueError("it has a piece that is not in its tensor, or in no source")
+        raise ValueError("a piece is outside its tensor, or is in no source")
 
 
 def _check_volume(tensor: TargetTensor, pieces: Pieces) -> None:
     """Check that pieces together have as many elements as their tensor; the engine finds overlaps."""
     if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
-        raise ValueError(f"its parts of the tensor {shown(tensor.name)} do not make the whole tensor")
+        raise ValueError(f"the parts of tensor {shown(tensor.name)} do not make the whole tensor")
 
 
 def _check_texts(plan: CheckpointTasks, names: set[str]) -> None:

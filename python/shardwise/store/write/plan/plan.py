@@ -277,7 +277,7 @@ class _Making:
         at = targets.offsets[:, None]
         is_in = (share_files == files) & (begins <= at) & (at < ends)
         if not (is_in.sum(axis=1) == 1).all():
-            raise ValueError("one of its tasks writes something that is in none of its shares")
+            raise ValueError("one of its tasks writes outside its shares")
         share = is_in.argmax(axis=1)
         return targets.moved(share, -begins[share])
 

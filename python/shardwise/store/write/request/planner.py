@@ -137,8 +137,8 @@ def _device_of(request: Request) -> str:
     device = said.pop("device_type", "cpu")
     if said or device not in DEVICES:
         raise LayoutError(
-            f"metadata is {shown(dict(request.metadata or {}))}; a folder of ranks has a place for device_type only, "
-            f"the mesh's, which is one of {', '.join(map(repr, DEVICES))}"
+            f"metadata is {shown(dict(request.metadata or {}))}; a folder of ranks stores only the mesh's "
+            f"device_type, one of {', '.join(map(repr, DEVICES))}"
         )
     return device
 

@@ -179,7 +179,7 @@ def confirm_tasks(ledger: Ledger, numbers: Sequence[int], workers: Workers, work
         raise
     except (OSError, ParseError) as error:
         raise taken(
-            ledger.plan.path, f"exists already, and cannot be compared with what this plan makes: {error}"
+            ledger.plan.path, f"exists already, and cannot be compared with the result of this plan: {error}"
         ) from error
 
 
