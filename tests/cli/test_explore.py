@@ -6,6 +6,8 @@ import http.client
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -71,7 +73,10 @@ def test_each_field_has_a_label_and_keeps_its_value() -> None:
         ({"dtype": "float33"}, "float33"),
         ({"einsum": "bd"}, "einsum"),
         ({"shapes": "1,2 3,4 5,6"}, "operand"),
-        ({"after": "-"}, "dim"),
+        ({"after": "-"}, "New layout: shape has 2 dims but the layout has 1"),
+        ({"layout": "data,no"}, "Layout: axes[1] names axis"),
+        ({"x": "no,-"}, "Layout of x: axes[0] names axis"),
+        ({"shapes": "1,2"}, "Shapes of x and w: there are 1, but the operation has 2 operands"),
     ],
 )
 def test_bad_input_is_said_where_it_is(asked: dict[str, str], message: str) -> None:
@@ -79,6 +84,26 @@ def test_bad_input_is_said_where_it_is(asked: dict[str, str], message: str) -> N
     errors = re.findall(r'<p class="bad">(.*?)</p>', page)
     assert errors
     assert any(message in error for error in errors)
+
+
+def test_an_error_is_said_once() -> None:
+    page = page_for({"mesh": "x=" * 2000})
+    (error,) = re.findall(r'<p class="bad">(.*?)</p>', page)
+    assert error.startswith("mesh 'x=x=")
+    assert len(error) < 500
+    assert page.count("There is no answer: the error is above.") == 3
+
+
+def test_a_browser_that_left_is_not_reported(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+    host, port = address.split(":")
+    question = f"GET / HTTP/1.0\r\nHost: {address}\r\n\r\n".encode()
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            # Closed with a reset, in the middle of the question or before its answer.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(question)
+    assert answer(address, "/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_the_server_gives_the_page_to_this_machine(address: str) -> None:
@@ -139,8 +164,21 @@ def test_in_a_browser_the_answers_follow_the_fields(address: str, tmp_path: Path
         assert page.run("document.activeElement.name") == "shape"
         page.run("document.activeElement.select()")
         page.type("16,32")
-        wait_for(page, "document.querySelector('#answers').textContent.includes('8 shards of 8 x 8')")
+        wait_for(page, "document.querySelector('.answer').textContent.includes('8 shards of 8 x 8')")
+        # The fields of the tensor and its answer are in one window.
+        assert page.run("document.querySelector('.answer').getBoundingClientRect().top") < 900
         assert "shape=16%2C32" in page.run("location.search")
+        # A change while a question is under way is asked afterwards, and no other question at the same time.
+        page.run(
+            "window.most = window.now = 0; const get = window.fetch; window.fetch = async (...asked) => {"
+            " window.most = Math.max(window.most, ++window.now); await new Promise(done => setTimeout(done, 300));"
+            " try { return await get(...asked); } finally { window.now--; } }"
+        )
+        for layout in ("data,-", "-,data", "model,data"):
+            page.run(f"document.querySelector('[name=layout]').value = '{layout}'")
+            page.run("document.querySelector('form').requestSubmit()")
+        wait_for(page, "document.querySelector('.answer').textContent.includes('8 shards of 4 x 16')")
+        assert page.run("window.most") == 1
         assert page.complaints == []
 
 

@@ -6,8 +6,10 @@ A small server of this machine alone makes the page. It computes with the librar
 from __future__ import annotations
 
 import argparse
+import sys
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
@@ -67,22 +69,23 @@ def page_for(asked: Mapping[str, str]) -> str:
     """
     values = {name: asked.get(name, first) for name, (_, first, _) in FIELDS.items()}
     parts = (
-        ("Shards", _shards),
-        ("In other dialects", _dialects),
-        ("To change to the new layout", _change),
-        ("What the operation moves", _operation),
+        ("Shards", ("mesh", "shape", "layout", "uneven", "dtype"), _shards),
+        ("In other dialects", (), _dialects),
+        ("To change to a new layout", ("after",), _change),
+        ("What an operation moves", ("einsum", "shapes", "x", "w"), _operation),
     )
-    answers = "\n".join(
-        f'<section>\n<h2>{heading}</h2>\n<div class="scroll" tabindex="0" role="region" aria-label="{heading}">'
-        f"{_answered(answer, values)}</div>\n</section>"
-        for heading, answer in parts
+    said: set[str] = set()
+    sections = "\n".join(
+        f'<section>\n<h2>{heading}</h2>\n<div class="tools">{"".join(_field(name, values[name]) for name in names)}'
+        f'</div>\n<div class="scroll answer" tabindex="0" role="region" aria-label="{heading}" aria-live="polite">'
+        f"{_answered(answer, values, said)}</div>\n</section>"
+        for heading, names, answer in parts
     )
-    fields = "\n".join(_field(name, values[name]) for name in FIELDS)
     return page_around(
         "shardwise explore",
         "Change a field, and the answers follow. Each field takes what the command shardwise takes.",
-        f'<form class="tools" action="/" method="get">\n{fields}\n<button>Answer</button>\n</form>\n'
-        f'<div id="answers" aria-live="polite">\n{answers}\n</div>',
+        f'<form action="/" method="get">\n{sections}\n<p class="tools"><button>Answer</button></p>\n</form>\n'
+        '<p id="trouble" role="status"></p>',
         script=(files(__package__) / "explore.js").read_text(encoding="utf-8"),
     )
 
@@ -101,26 +104,46 @@ def _field(name: str, value: str) -> str:
     return f'<label>{label}<br>{control}<br><span class="quiet" id="about-{name}">{escaped(about)}</span></label>'
 
 
-def _answered(answer: Callable[[Mapping[str, str]], str], values: Mapping[str, str]) -> str:
-    """Return an answer as HTML, or the message of its error."""
+def _answered(answer: Callable[[Mapping[str, str]], str], values: Mapping[str, str], said: set[str]) -> str:
+    """Return an answer as HTML, or the message of its error, unless that is said already."""
     try:
         return answer(values)
     except (ShardwiseError, TypeError, ValueError) as error:
-        return f'<p class="bad">{escaped(str(error))}</p>'
+        message = str(error)
     except MemoryError:
-        return '<p class="bad">There is not enough memory for that.</p>'
+        message = "There is not enough memory for that."
+    if message in said:
+        return '<p class="quiet">There is no answer: the error is above.</p>'
+    said.add(message)
+    return f'<p class="bad">{escaped(message)}</p>'
 
 
-def _layout(values: Mapping[str, str], name: str) -> TensorLayout:
-    mesh = parse_mesh(values["mesh"])
-    if mesh.size > MOST_DEVICES:
-        raise ParseError(f"mesh {values['mesh']!r} has {mesh.size:,} devices; the page shows {MOST_DEVICES:,} at most")
-    return TensorLayout(parse_layout(values[name], len(parse_shape(values["shape"]))).axes, mesh)
+@contextmanager
+def _field_of(name: str) -> Iterator[None]:
+    """Have errors begin with the label of their field."""
+    try:
+        yield
+    except (ShardwiseError, TypeError, ValueError) as error:
+        label, message = FIELDS[name][0], str(error)
+        is_named = message.lower().startswith(f"{label.lower()} ")
+        raise ParseError(message if is_named else f"{label}: {message}") from None
+
+
+def _layout(values: Mapping[str, str], name: str, shape: Sequence[int]) -> TensorLayout:
+    with _field_of("mesh"):
+        mesh = parse_mesh(values["mesh"])
+        if mesh.size > MOST_DEVICES:
+            raise ParseError(f"{mesh.size:,} devices; the page shows {MOST_DEVICES:,} at most")
+    with _field_of(name):
+        return TensorLayout(parse_layout(values[name], len(shape)).axes, mesh)
 
 
 def _partition(values: Mapping[str, str], name: str) -> Any:
     uneven: Any = values["uneven"]
-    return _layout(values, name).partition(parse_shape(values["shape"]), uneven)
+    shape = parse_shape(values["shape"])
+    layout = _layout(values, name, shape)
+    with _field_of(name):
+        return layout.partition(shape, uneven)
 
 
 def _shards(values: Mapping[str, str]) -> str:
@@ -132,7 +155,7 @@ def _shards(values: Mapping[str, str]) -> str:
 def _dialects(values: Mapping[str, str]) -> str:
     rows = (
         f'<tr><th scope="row">{escaped(dialect)}</th><td class="code">{escaped(text)}</td></tr>'
-        for dialect, text in translate(_layout(values, "layout")).items()
+        for dialect, text in translate(_layout(values, "layout", parse_shape(values["shape"]))).items()
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
@@ -148,15 +171,13 @@ def _operation(values: Mapping[str, str]) -> str:
     if not values["einsum"].strip():
         return "<p>There is no operation.</p>"
     shapes = [parse_shape(text) for text in values["shapes"].split()]
+    inputs, arrow, _ = values["einsum"].partition("->")
+    operands = inputs.count(",") + 1
+    if arrow and len(shapes) != operands:
+        raise ParseError(f"{FIELDS['shapes'][0]}: there are {len(shapes)}, but the operation has {operands} operands")
     names = ("x", "w")[: len(shapes)]
-    layouts: dict[str, Any] = {
-        name: parse_layout(values[name], len(shape)) for name, shape in zip(names, shapes, strict=False)
-    }
-    mesh = _layout(values, "layout").device_mesh
-    assert mesh is not None
-    found = einsum(
-        values["einsum"].strip(), shapes=shapes, mesh=mesh, dtype=values["dtype"].strip() or "float32", **layouts
-    )
+    layouts: dict[str, Any] = {name: _layout(values, name, shape) for name, shape in zip(names, shapes, strict=False)}
+    found = einsum(values["einsum"].strip(), shapes=shapes, dtype=values["dtype"].strip() or "float32", **layouts)
     return _lines(found.explain()) + draw(found)
 
 
@@ -195,13 +216,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Do nothing: requests are not logged to the terminal."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that left before its answer came."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def make_server(port: int = 0) -> ThreadingHTTPServer:
     """Return the page's server, for this machine alone; port 0 stands for any free port."""
     if not 0 <= port < 1 << 16:
         raise ParseError(f"--port {port} is not a port; it must be from 0 to 65535")
-    server = ThreadingHTTPServer((HOST, port), _Handler)
-    server.daemon_threads = True
-    return server
+    return _Server((HOST, port), _Handler)
 
 
 def run_explore(screen: Screen, options: argparse.Namespace) -> int:

@@ -34,7 +34,9 @@ def parse_mesh(text: str) -> DeviceMesh:
     for item in text.split(","):
         name, _, size = item.partition("=")
         if not text.isprintable() or not re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII):
-            raise ParseError(f"mesh {text!r}: {item!r} is not an axis and its size; expected e.g. data=2,model=4")
+            raise ParseError(
+                f"mesh {shown(text)}: {shown(item)} is not an axis and its size; expected e.g. data=2,model=4"
+            )
         names.append(name.strip())
         sizes.append(int(size))
     return DeviceMesh(tuple(sizes), tuple(names))
@@ -49,7 +51,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     inner = text.strip().removeprefix("(").removesuffix(")").strip()
     sizes = re.split(r"[,x]", inner.removesuffix(",")) if inner else []
     if not text.isprintable() or not all(re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII) for size in sizes):
-        raise ParseError(f"shape {text!r}: not integers with commas between them; expected e.g. 8,6 or 8x6")
+        raise ParseError(f"shape {shown(text)}: not integers with commas between them; expected e.g. 8,6 or 8x6")
     return tuple(map(int, sizes))
 
 
@@ -64,7 +66,7 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     (('data', 'model'), None)
     """
     if not text.isprintable():  # Nor would an axis be; bytes that are not UTF-8 arrive as half a surrogate pair.
-        raise ParseError(f"layout {text!r}: holds a character that cannot be printed")
+        raise ParseError(f"layout {shown(text)}: holds a character that cannot be printed")
     entries = [entry.strip() for entry in text.split(",")] if rank or text.strip() not in {"", "()"} else []
     try:
         return TensorLayout([_spec(entry) for entry in entries])
@@ -91,7 +93,7 @@ def parse_dtype(text: str) -> int:
     except TypeError:
         bits = 0
     if not bits:
-        raise ParseError(f"unknown dtype {text!r}; expected e.g. float32, bfloat16 or F8_E4M3")
+        raise ParseError(f"unknown dtype {shown(text)}; expected e.g. float32, bfloat16 or F8_E4M3")
     return bits
 
 

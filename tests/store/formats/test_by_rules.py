@@ -118,7 +118,7 @@ def test_a_file_that_is_a_copy_of_another_ranks_is_named(tmp_path: Path) -> None
     second = tmp_path / "a" / "consolidated.01.safetensors"
     good = load_file(second)
     shutil.copy(tmp_path / "a" / "consolidated.00.safetensors", second)
-    with pytest.raises(sw.ParseError, match=r"ranks 0 and 1 begin alike in all 2 tensors .* a copy of the other"):
+    with pytest.raises(sw.ParseError, match=r"ranks 0 and 1 begin alike in all 2 tensors.* a copy of the other"):
         sw.open_checkpoint(tmp_path / "a", layouts=rules())
     save_file({**good, "w": WHOLE["w"][:4]}, second)
     with sw.open_checkpoint(tmp_path / "a", layouts=rules()) as checkpoint:
@@ -186,7 +186,7 @@ def test_a_file_of_a_rank_next_to_another_ranks_is_not_a_whole_checkpoint(tmp_pa
     values = np.arange(32, dtype="f4").reshape(8, 4)
     for rank in range(2):
         sw.save_checkpoint(tmp_path / f"rank{rank}.{ending}", {"w": values[4 * rank :][:4]}, sync=False)
-    with pytest.raises(sw.ParseError, match=r"one of several ranks has.*part=True"):
+    with pytest.raises(sw.ParseError, match=r"it is the part of one rank.*part=True"):
         sw.open_checkpoint(tmp_path / f"rank1.{ending}")
     with sw.open_checkpoint(tmp_path / f"rank1.{ending}", part=True) as checkpoint:
         assert checkpoint["w"].shape == (4, 4)
