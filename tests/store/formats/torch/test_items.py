@@ -104,7 +104,7 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
         (with_index(lambda index: index.update(world_size=3)), "is not of the ranks 0 to 2"),
         (with_index(lambda index: index["metadata"]["model"]["rank_to_layout_info"].update({0: LAYOUT})), "own folder"),
         (with_index(lambda index: first(index).update(ranks=(0, 5))), "its ranks are (0, 5), of a world of 2"),
-        (with_index(lambda index: first(index).update(ranks=(0,))), "unlike metadata.pkl says"),
+        (with_index(lambda index: first(index).update(ranks=(0,))), "and metadata.pkl says otherwise"),
         (
             with_index(lambda index: first(index)["sharding_metadata"]["data"].update(global_shape=[1 << 62, 1 << 62])),
             "not of one checkpoint",
