@@ -32,6 +32,7 @@ pub(super) struct Bound {
     from_start: Table,
 }
 
+#[derive(Default)]
 struct Table {
     settled: HashMap<Counts, Cost>,
     /// The least that all others cost.
@@ -46,9 +47,15 @@ impl Table {
 
 impl Bound {
     pub(super) fn new(change: &Change, poll: Poll<'_>) -> Result<Self> {
-        let graph = Graph::new(change);
-        let (start, goal) = (counts(&change.tensor, &change.start, 0), counts(&change.tensor, &change.goal, 1));
-        Ok(Self { to_goal: graph.table(goal, false, poll)?, from_start: graph.table(start, true, poll)? })
+        let goal = counts(&change.tensor, &change.goal, 1);
+        Ok(Self { to_goal: Graph::new(change).table(goal, false, poll)?, from_start: Table::default() })
+    }
+
+    /// Adds the bounds from the start on, without which [`Bound::permuted_before`] is 0.
+    pub(super) fn from_start(&mut self, change: &Change, poll: Poll<'_>) -> Result<()> {
+        let start = counts(&change.tensor, &change.start, 0);
+        self.from_start = Graph::new(change).table(start, true, poll)?;
+        Ok(())
     }
 
     /// From a state to the goal without a permute.

@@ -128,9 +128,18 @@ fn cheapest(change: &Change, limit: Option<Cost>, poll: Poll<'_>) -> Result<(Vec
         let cost = change.cost(&best);
         return Ok((best, cost));
     }
-    let bound = Bound::new(change, poll)?;
+    let mut bound = Bound::new(change, poll)?;
     let least = bound.least(&change.tensor, &change.start);
     let mut most = change.cost(&best).min(limit.unwrap_or(Cost::MAX));
+    // What costs less than any sequence with a permute needs no search for these.
+    let permuted = bound.permuted(&change.tensor, &change.start);
+    if let Some(found) = named::cheapest(change, &bound, most.min(permuted), poll)? {
+        return Ok((found, least));
+    }
+    if most <= permuted {
+        return Ok((best, least));
+    }
+    bound.from_start(change, poll)?;
     for search in [permuted::cheapest, named::cheapest] {
         if let Some(found) = search(change, &bound, most, poll)? {
             most = change.cost(&found);
