@@ -143,6 +143,12 @@ impl Rule {
         &self.numbers[Self::first(&self.dims, dim)..self.dims[dim] as usize]
     }
 
+    /// True if each dim is one factor.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.numbers.len() == self.dims.len()
+    }
+
     /// `"operands[0]"`, or `"results[0]"`.
     #[must_use]
     pub fn tensor_name(&self, tensor: usize) -> String {

@@ -1,14 +1,14 @@
 //! The layouts that JAX's explicit mode gives the results of ops, and where it gives none.
 
-use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
 use super::{
     axes,
-    flow::{Flow, Node, Part, Way},
+    flow::Flow,
+    node::{Node, Part, Way},
+    numbered::{Map, Numbered},
     project::Specs,
+    reshaped::reshaped,
 };
 use crate::{
     computation::Ruled,
@@ -39,10 +39,10 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
         layouts: vec![None; flow.shapes.len()],
         inputs: (0..flow.shapes.len()).map(|value| (value < flow.inputs).then_some(value)).collect(),
         begins: vec![None; flow.shapes.len()],
-        shared: HashSet::new(),
+        shared: Numbered::default(),
     };
     for (value, start) in flow.starts.iter().enumerate() {
-        held.layouts[value] = start.as_ref().map(|start| held.shared(start.specs.clone()));
+        held.layouts[value] = start.as_ref().map(|start| held.shared.of(Arc::new(start.specs.clone())));
     }
     let inner: HashSet<usize> =
         flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
@@ -56,8 +56,9 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
         let own = place(&edges.start);
         edges.take_while(|at| own.is_some() && place(at) == own).for_each(|at| decided[at] = true);
     }
-    // By the rule and the layouts of operands.
-    let mut known: HashMap<Vec<usize>, Vec<Arc<Specs>>> = HashMap::new();
+    // By the layouts of operands, and the rule.
+    let mut known: Map<Box<[usize]>, Vec<u32>> = Map::default();
+    let mut key: Vec<usize> = Vec::new();
     for (node, decided) in flow.nodes.iter().chain(&flow.outputs).zip(decided) {
         let (operands, results) = node.values.split_at(node.ruled.rule.operands());
         if decided {
@@ -70,40 +71,31 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
             }
             continue;
         }
-        let (specs, inputs): (Vec<_>, Vec<_>) = operands.iter().map(|value| held.of(*value)).unzip();
-        let mut key: Vec<usize> = specs.iter().map(|specs| Arc::as_ptr(specs).addr()).collect();
+        key.clear();
+        key.extend(operands.iter().map(|value| held.of(*value).0 as usize));
+        let cut = key.iter().position(|number| held.specs(*number).iter().any(|spec| !spec.is_empty()));
+        let input = cut.and_then(|operand| held.inputs[flow.same[operands[operand]]]);
         key.push(Arc::as_ptr(&node.ruled).addr());
-        let found = match known.entry(key) {
-            Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(new) => {
-                let shapes = flow.shapes_of(node);
-                let op = Explicit { ruled: &node.ruled, mesh: &flow.mesh, shapes: &shapes, specs: &specs };
-                let found = op.results().map_err(|(why, mut operands)| {
-                    operands.dedup();
-                    let operands = operands.into_iter().map(|operand| (operand, inputs[operand])).collect();
-                    Disagreement { why, operands, place: flow.path(node.place) }
-                })?;
-                new.insert(found.into_iter().map(|specs| held.shared(specs)).collect())
-            }
+        let found = match known.get(&key[..]) {
+            Some(found) => found,
+            None => known.entry(key.as_slice().into()).or_insert(held.results(node, &key[..operands.len()])?),
         };
-        let cut = specs.iter().position(|specs| specs.iter().any(|spec| !spec.is_empty()));
         for (value, specs) in results.iter().zip(found) {
-            held.layouts[*value] = Some(specs.clone());
-            held.inputs[*value] = cut.and_then(|operand| inputs[operand]);
+            (held.layouts[*value], held.inputs[*value]) = (Some(*specs), input);
         }
     }
-    Ok(flow.same.iter().map(|owner| held.layouts[*owner].clone()).collect())
+    Ok(flow.same.iter().map(|owner| held.layouts[*owner].map(|number| held.shared.at(number).clone())).collect())
 }
 
 /// The layouts that are known so far, with the input that each is from.
 struct Held<'a> {
     flow: &'a Flow,
-    layouts: Vec<Option<Arc<Specs>>>,
+    layouts: Vec<Option<u32>>,
     inputs: Vec<Option<usize>>,
     /// For the result of a loop the value that the loop begins with.
     begins: Vec<Option<usize>>,
-    /// All layouts, each once.
-    shared: HashSet<Arc<Specs>>,
+    /// All layouts, by number.
+    shared: Numbered<Arc<Specs>>,
 }
 
 impl Held<'_> {
@@ -113,6 +105,7 @@ impl Held<'_> {
         let (first, input) = self.of(sources[0]);
         for (number, source) in sources.iter().enumerate().skip(1) {
             let (specs, other) = self.of(*source);
+            let [first, specs] = [first, specs].map(|number| self.shared.at(number));
             if let Some(dim) = (0..specs.len()).find(|dim| specs[*dim] != first[*dim]) {
                 let text = |spec: &[SubAxis]| {
                     let names: Vec<String> = spec.iter().map(|axis| axis.name(&self.flow.mesh)).collect();
@@ -133,27 +126,36 @@ impl Held<'_> {
         Ok(())
     }
 
-    fn of(&mut self, value: usize) -> (Arc<Specs>, Option<usize>) {
-        let owner = self.flow.same[value];
-        if self.layouts[owner].is_none()
-            && let Some(first) = self.begins[owner]
-        {
-            let (specs, input) = self.of(first);
-            (self.layouts[owner], self.inputs[owner]) = (Some(specs), input);
-        }
-        let specs = self.layouts[owner].clone();
-        let whole = || vec![Vec::new(); self.flow.shapes[value].len()];
-        (specs.unwrap_or_else(|| self.shared(whole())), self.inputs[owner])
+    /// The layouts of the results of an op whose operands have these, by number.
+    fn results(&mut self, node: &Node, operands: &[usize]) -> Result<Vec<u32>, Disagreement> {
+        let specs: Vec<&Specs> = operands.iter().map(|number| self.specs(*number)).collect();
+        let (ruled, shapes) = (&node.ruled, &self.flow.shapes_of(node));
+        let op = Explicit { ruled, mesh: &self.flow.mesh, shapes, specs: &specs };
+        let found = op.results().map_err(|(why, mut places)| {
+            places.dedup();
+            let from = |at: usize| (at, self.inputs[self.flow.same[node.values[at]]]);
+            Disagreement { why, operands: places.into_iter().map(from).collect(), place: self.flow.path(node.place) }
+        })?;
+        Ok(found.into_iter().map(|specs| self.shared.of(Arc::new(specs))).collect())
     }
 
-    /// The one object for a layout.
-    fn shared(&mut self, specs: Specs) -> Arc<Specs> {
-        if let Some(known) = self.shared.get(&specs) {
-            return known.clone();
+    /// The number of the layout of a value, and the input that it is from.
+    fn of(&mut self, value: usize) -> (u32, Option<usize>) {
+        let owner = self.flow.same[value];
+        if let Some(known) = self.layouts[owner] {
+            return (known, self.inputs[owner]);
         }
-        let specs = Arc::new(specs);
-        self.shared.insert(specs.clone());
-        specs
+        let Some(first) = self.begins[owner] else {
+            let whole = vec![Vec::new(); self.flow.shapes[value].len()];
+            return (self.shared.of(Arc::new(whole)), self.inputs[owner]);
+        };
+        let (found, input) = self.of(first);
+        (self.layouts[owner], self.inputs[owner]) = (Some(found), input);
+        (found, input)
+    }
+
+    fn specs(&self, number: usize) -> &Specs {
+        self.shared.at(number as u32)
     }
 }
 
@@ -163,15 +165,17 @@ struct Explicit<'a> {
     mesh: &'a Mesh,
     /// The shapes of operands and results.
     shapes: &'a [&'a [i64]],
-    specs: &'a [Arc<Specs>],
+    specs: &'a [&'a Specs],
 }
 
 impl Explicit<'_> {
     /// The layouts of its results.
     fn results(&self) -> Result<Vec<Specs>, Conflict> {
         let found = self.result()?;
-        let axes: Vec<(usize, SubAxis)> =
-            found.iter().enumerate().flat_map(|(dim, spec)| spec.iter().map(move |axis| (dim, *axis))).collect();
+        let mut axes: Vec<(usize, SubAxis)> = Vec::new();
+        for (dim, spec) in found.iter().enumerate() {
+            axes.extend(spec.iter().map(|axis| (dim, *axis)));
+        }
         for (at, (dim, axis)) in axes.iter().enumerate() {
             let Some((first, _)) = axes[..at].iter().find(|(_, other)| axis.overlaps(*other) || axis == other) else {
                 continue;
@@ -198,9 +202,9 @@ impl Explicit<'_> {
                 if !self.shapes[0].is_empty() {
                     self.equal(0, 1)?;
                 }
-                Ok(Specs::clone(&self.specs[1]))
+                Ok(Specs::clone(self.specs[1]))
             }
-            "clamp" => Ok(Specs::clone(&self.specs[1])),
+            "clamp" => Ok(Specs::clone(self.specs[1])),
             name if is_elementwise(name) => {
                 let rank = self.specs.iter().map(|specs| specs.len()).max().unwrap_or(0);
                 let ranked =
@@ -211,12 +215,12 @@ impl Explicit<'_> {
             "reshape" => self.reshaped(),
             "concatenate" => {
                 (1..self.specs.len()).try_for_each(|other| self.equal(0, other))?;
-                Ok(Specs::clone(&self.specs[0]))
+                Ok(Specs::clone(self.specs[0]))
             }
-            "reverse" => Ok(Specs::clone(&self.specs[0])),
+            "reverse" => Ok(Specs::clone(self.specs[0])),
             "dynamic_update_slice" => {
                 self.equal(0, 1)?;
-                Ok(Specs::clone(&self.specs[0]))
+                Ok(Specs::clone(self.specs[0]))
             }
             "sort" => {
                 let along = (0..rule.rank(0)).find(|dim| self.kind(0, *dim) == Kind::Whole);
@@ -224,7 +228,7 @@ impl Explicit<'_> {
                     along.map_or(Ok(()), |along| self.whole(operand, along))?;
                     self.equal(0, operand)?;
                 }
-                Ok(Specs::clone(&self.specs[0]))
+                Ok(Specs::clone(self.specs[0]))
             }
             "slice" | "pad" | "dynamic_slice" | "reduce_window" | "convolution" => self.windows(),
             "dot_general" => self.product(),
@@ -318,7 +322,7 @@ impl Explicit<'_> {
                 return Err((format!("{held}, and what {name} gives of it, {after}, does not divide"), vec![0]));
             }
         }
-        Ok(Specs::clone(&self.specs[0]))
+        Ok(Specs::clone(self.specs[0]))
     }
 
     /// A factor is cut as in the first operand that has it; one that is summed may be cut in one operand only.
@@ -368,7 +372,7 @@ impl Explicit<'_> {
 
     /// Updates are cut as the operand is along all dims that both have as a whole; all else is whole.
     fn scattered(&self) -> Result<Specs, Conflict> {
-        let mut found = Specs::clone(&self.specs[0]);
+        let mut found = Specs::clone(self.specs[0]);
         for (dim, spec) in found.iter_mut().enumerate() {
             let factor = self.factor(0, dim);
             match (self.dim(1, factor), self.dim(2, factor)) {
@@ -388,113 +392,11 @@ impl Explicit<'_> {
     }
 
     fn reshaped(&self) -> Result<Specs, Conflict> {
-        let (before, after, specs) = (self.shapes[0], self.shapes[1], &*self.specs[0]);
-        let Some(cut) = specs.iter().position(|spec| !spec.is_empty()) else {
-            return Ok(vec![Vec::new(); after.len()]);
-        };
-        if before.iter().filter(|size| **size != 1).eq(after.iter().filter(|size| **size != 1)) {
-            let mut kept = before.iter().zip(specs).filter(|(size, _)| **size != 1).map(|(_, spec)| spec);
-            let of = |size: &i64| (*size != 1).then(|| kept.next().cloned()).flatten().unwrap_or_default();
-            return Ok(after.iter().map(of).collect());
-        }
-        let found = if after.len() > before.len() {
-            groups(before, after).and_then(|groups| {
-                let spread = groups.iter().zip(specs).map(|(group, spec)| match group {
-                    Group::Kept => Some(vec![spec.clone()]),
-                    Group::Split(sizes) => spread(sizes, spec),
-                });
-                Some(spread.collect::<Option<Vec<_>>>()?.concat())
-            })
-        } else if after.len() < before.len() {
-            groups(after, before).and_then(|groups| {
-                let mut rest = specs.iter();
-                let joined = groups.iter().zip(after).map(|(group, size)| match group {
-                    Group::Kept => rest.next().cloned(),
-                    Group::Split(sizes) => {
-                        let own: Vec<_> = rest.by_ref().take(sizes.len()).collect();
-                        spread(&[*size], &joined(&own)?)?.pop()
-                    }
-                });
-                joined.collect()
-            })
-        } else {
-            None
-        };
-        found.ok_or_else(|| {
+        let (specs, after) = (&*self.specs[0], self.shapes[1]);
+        reshaped(self.shapes[0], after, specs).ok_or_else(|| {
+            let cut = specs.iter().position(|spec| !spec.is_empty()).unwrap_or(0);
             let (held, after) = (self.text(0, cut), shown::list(after));
             (format!("{held}, and a reshape to {after} does not say what becomes of it"), vec![0])
         })
     }
-}
-
-/// A dim of a shape in a reshape to one with more dims.
-enum Group {
-    /// It stays.
-    Kept,
-    /// It becomes several of these sizes.
-    Split(Vec<i64>),
-}
-
-/// The dims of the shape with fewer dims, of which at most one is split; none if there is no such way.
-fn groups(few: &[i64], many: &[i64]) -> Option<Vec<Group>> {
-    let (mut left, mut right) = (few, many);
-    while let ([before @ .., 1], [rest @ .., 1]) = (left, right) {
-        (left, right) = (before, rest);
-    }
-    let ones = few.len() - left.len();
-    let mut found: Vec<Group> = Vec::with_capacity(few.len());
-    let mut next = 0;
-    while next < right.len() {
-        let size = *left.get(found.len())?;
-        if size == right[next] {
-            found.push(Group::Kept);
-        } else {
-            if found.iter().any(|group| matches!(group, Group::Split(_))) {
-                return None;
-            }
-            let mut parts = vec![right[next]];
-            let mut product = right[next];
-            while product != size || right.get(next + 1) == Some(&1) {
-                if product > size {
-                    return None;
-                }
-                if product == size && left.get(found.len() + 1) == Some(&right[next + 1]) {
-                    break;
-                }
-                next += 1;
-                parts.push(*right.get(next)?);
-                product = product.saturating_mul(right[next]);
-            }
-            found.push(Group::Split(parts));
-        }
-        next += 1;
-    }
-    let all = found.len() == left.len();
-    found.extend((0..ones).map(|_| Group::Kept));
-    all.then_some(found)
-}
-
-/// For each of the sizes the axes that cut it, major first.
-fn spread(sizes: &[i64], axes: &[SubAxis]) -> Option<Specs> {
-    let mut rest = axes.iter();
-    let of_size = |size: &i64| {
-        let (mut left, mut own) = (*size, Vec::new());
-        while left > 1 {
-            let Some(axis) = rest.next() else { break };
-            if left % axis.size != 0 {
-                return None;
-            }
-            left /= axis.size;
-            own.push(*axis);
-        }
-        Some(own)
-    };
-    sizes.iter().map(of_size).collect()
-}
-
-/// The axes of dims that are joined; a dim that is whole must not come before one that is cut.
-fn joined(specs: &[&Vec<SubAxis>]) -> Option<Vec<SubAxis>> {
-    let cut = specs.iter().take_while(|spec| !spec.is_empty()).count();
-    let rest_is_whole = specs[cut..].iter().all(|spec| spec.is_empty());
-    rest_is_whole.then(|| specs[..cut].iter().flat_map(|spec| spec.iter().copied()).collect())
 }

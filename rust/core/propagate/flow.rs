@@ -3,87 +3,24 @@
 //! Constants, and what is made of constants or of one scalar, are made anew for each use, as Shardy does.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ops::Deref,
     sync::{Arc, OnceLock},
 };
 
-use super::project::Specs;
+use super::{
+    copies::Copies,
+    node::{Node, Part, Way},
+    project::Specs,
+    uses::Uses,
+};
 use crate::{
     computation::{Computation, Does, Op, Ruled},
     error::Result,
-    factor::{Attributes, is_elementwise, rule},
+    factor::{Attributes, rule},
     mesh::Mesh,
     sub_axis::SubAxis,
 };
-
-/// In which round, and in which direction, layouts go through an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Elementwise: first, both ways; its tensors are alike.
-    Alike,
-    /// A reshape or a transpose: first, both ways.
-    First,
-    /// A slice at a place that only the run tells, or an update of one: first, forward.
-    Forward,
-    /// A broadcast: backward before forward.
-    Broadcast,
-    /// An edge into a call or a loop, or out of it, from one value or several into one: first, both ways, however many use them.
-    Edge,
-    /// A constraint on a layout: as one that is elementwise, but its operand takes the layout of its result.
-    Constraint,
-    /// All others.
-    Later,
-}
-
-impl Way {
-    fn of(op: &str) -> Self {
-        match op {
-            "reshape" | "transpose" => Self::First,
-            "dynamic_slice" | "dynamic_update_slice" => Self::Forward,
-            "broadcast_in_dim" => Self::Broadcast,
-            _ if is_elementwise(op) => Self::Alike,
-            _ => Self::Later,
-        }
-    }
-}
-
-/// The part of an op that a node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// All of it.
-    Op,
-    /// An edge of an operand into a call.
-    Operand,
-    /// An edge to a result of a call or a loop.
-    Result,
-    /// The edge to a result of the computation.
-    Output,
-}
-
-/// An op as layouts go through it, or an edge.
-#[derive(Debug, Clone)]
-pub struct Node {
-    /// The op with its rule; for an edge or a constraint the identity.
-    pub ruled: Arc<Ruled>,
-    /// When layouts go through it.
-    pub way: Way,
-    /// The numbers of its operands, then of its results.
-    pub values: Vec<usize>,
-    /// The part of its op that it is.
-    pub part: Part,
-    /// The place of that op in [`Flow::places`].
-    pub place: usize,
-    /// The number of times that it is computed.
-    pub times: i64,
-}
-
-impl Node {
-    /// True if each dim of its tensors that have dims is one factor, the same of all, which passes.
-    pub(super) fn is_even(&self) -> bool {
-        matches!(self.way, Way::Alike | Way::Constraint | Way::Edge)
-    }
-}
 
 /// The layout that a value begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,7 +61,7 @@ pub struct Made {
 type Constrained = (usize, Vec<Vec<String>>, Vec<bool>);
 
 /// The values and ops of a computation and of all its bodies, one after the other.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Ops {
     /// The shape of each value.
     pub shapes: Vec<Arc<[i64]>>,
@@ -237,22 +174,8 @@ impl Ops {
     /// # Errors
     /// Those of an edge of more dims than a rule has.
     pub fn new(computation: &Computation) -> Result<Self> {
-        let mut ops = Self {
-            shapes: Vec::new(),
-            dtypes: Vec::new(),
-            origins: Vec::new(),
-            same: Vec::new(),
-            inputs: computation.inputs,
-            nodes: Vec::new(),
-            outputs: Vec::new(),
-            constants: Vec::new(),
-            bodies: Vec::new(),
-            numbers: vec![None; computation.shapes.len()],
-            places: Vec::new(),
-            constraints: Vec::new(),
-            edges: HashMap::new(),
-            uses: OnceLock::new(),
-        };
+        let numbers = vec![None; computation.shapes.len()];
+        let mut ops = Self { inputs: computation.inputs, numbers, ..Self::default() };
         let taken = ops.taken(computation);
         for value in ops.body(computation, &taken, 1, None)? {
             let result = ops.add(&ops.shapes[value].clone(), &ops.dtypes[value].clone(), ops.origins[value]);
@@ -457,180 +380,5 @@ impl Ops {
                 }
             }
         }
-    }
-}
-
-/// The uses of the values of a computation, whatever their layouts.
-#[derive(Debug, Clone)]
-pub(super) struct Uses {
-    /// For each value the ops that make or use it: those within a loop, the maker, the users last to first, as often as they do.
-    pub(super) of: Vec<Vec<usize>>,
-    /// The number of the rule of each op, of the results' edges too.
-    pub(super) rules: Vec<u32>,
-    /// True for each op of whose operands one has other users.
-    pub(super) shared: Vec<bool>,
-}
-
-impl Uses {
-    pub(super) fn new(ops: &Ops) -> Self {
-        let count = ops.shapes.len();
-        let (mut of, mut users, mut makers) = (vec![Vec::new(); count], vec![Vec::new(); count], vec![None; count]);
-        let mut uses = vec![0; count];
-        for (number, node) in ops.nodes.iter().enumerate() {
-            let (operands, results) = node.values.split_at(node.ruled.rule.operands());
-            for operand in operands {
-                uses[*operand] += 1;
-                let owner = ops.same[*operand];
-                let held = if owner == *operand { &mut users } else { &mut of };
-                held[owner].push(number);
-            }
-            for result in results {
-                makers[*result] = Some(number);
-            }
-        }
-        for (value, of) in of.iter_mut().enumerate() {
-            of.reverse();
-            of.extend(makers[value].into_iter().chain(users[value].iter().rev().copied()));
-        }
-        for output in &ops.outputs {
-            uses[output.values[0]] += 1;
-        }
-        let many = |value: &usize| uses[*value] != 1 && !ops.shapes[*value].is_empty();
-        let is_shared =
-            |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
-        let mut rules: HashMap<*const Ruled, u32> = HashMap::new();
-        let mut rule = |node: &Node| {
-            let next = rules.len() as u32;
-            *rules.entry(Arc::as_ptr(&node.ruled)).or_insert(next)
-        };
-        let nodes = || ops.nodes.iter().chain(&ops.outputs);
-        Self { of, rules: nodes().map(&mut rule).collect(), shared: nodes().map(is_shared).collect() }
-    }
-}
-
-/// An op of a computation, or a copy of one.
-struct Step {
-    op: usize,
-    operands: Vec<usize>,
-    results: Vec<usize>,
-}
-
-/// The ops of a computation, with a copy of a constant, and of what is made of constants, for each use.
-struct Copies {
-    steps: Vec<Step>,
-    outputs: Vec<usize>,
-    /// The value of which each is a copy, or itself.
-    originals: Vec<usize>,
-}
-
-/// The ops of a computation, and copies of them, on the way.
-struct Copying<'a> {
-    computation: &'a Computation,
-    /// For each value the op that makes it.
-    makers: Vec<Option<usize>>,
-    /// The ops that are copied for each use.
-    copied: Vec<bool>,
-    /// For each op itself, then its copies.
-    at: Vec<Vec<Step>>,
-    originals: Vec<usize>,
-}
-
-impl Copies {
-    fn new(computation: &Computation) -> Self {
-        let count = computation.shapes.len();
-        let mut copying = Copying {
-            computation,
-            makers: vec![None; count],
-            copied: vec![false; computation.ops.len()],
-            at: Vec::with_capacity(computation.ops.len()),
-            originals: (0..count).collect(),
-        };
-        let mut constants = vec![false; computation.ops.len()];
-        for (number, op) in computation.ops.iter().enumerate() {
-            let constant = |value: &usize| copying.makers[*value].is_some_and(|maker| constants[maker]);
-            constants[number] = is_constant(op) || is_preserving(op) && op.operands.iter().all(constant);
-            copying.copied[number] = constants[number] || copying.spreads(op);
-            for result in &op.results {
-                copying.makers[*result] = Some(number);
-            }
-            let operands = if copying.copied[number] {
-                op.operands.clone()
-            } else {
-                op.operands.iter().map(|value| copying.taken(*value)).collect()
-            };
-            copying.at.push(vec![Step { op: number, operands, results: op.results.clone() }]);
-        }
-        let outputs: Vec<usize> = computation.outputs.iter().map(|value| copying.taken(*value)).collect();
-        let Copying { copied, at, originals, .. } = copying;
-        let mut used = vec![false; originals.len()];
-        for output in &outputs {
-            used[*output] = true;
-        }
-        let mut steps = Vec::with_capacity(at.len());
-        for (number, mut versions) in at.into_iter().enumerate().rev() {
-            // What is copied for each use is not there itself, unless a scalar.
-            versions[1..].reverse();
-            for step in versions {
-                if !copied[number] || step.results.iter().any(|result| used[*result]) {
-                    for operand in &step.operands {
-                        used[*operand] = true;
-                    }
-                    steps.push(step);
-                }
-            }
-        }
-        steps.reverse();
-        Self { steps, outputs, originals }
-    }
-}
-
-impl Copying<'_> {
-    /// True if it makes a tensor of one scalar.
-    fn spreads(&self, op: &Op) -> bool {
-        let is_broadcast = matches!(&op.does, Does::Rule(ruled) if ruled.name == "broadcast_in_dim");
-        is_broadcast && self.computation.shapes[op.operands[0]].is_empty()
-    }
-
-    /// The number of a new copy of a value, or its own if it is not copied.
-    fn taken(&mut self, value: usize) -> usize {
-        let shapes = &self.computation.shapes;
-        let made = |value: usize| self.makers[value].filter(|_| !shapes[value].is_empty());
-        let Some(maker) = made(value).filter(|maker| self.copied[*maker]) else { return value };
-        // All ops that it is made by, in order; scalars are not copied.
-        let (mut ops, mut waiting) = (HashSet::from([maker]), vec![maker]);
-        while let Some(op) = waiting.pop() {
-            let makers = self.computation.ops[op].operands.iter().filter_map(|operand| made(*operand));
-            waiting.extend(makers.filter(|maker| ops.insert(*maker)));
-        }
-        let mut ops: Vec<usize> = ops.into_iter().collect();
-        ops.sort_unstable();
-        let mut copies: HashMap<usize, usize> = HashMap::new();
-        for number in ops {
-            let op = &self.computation.ops[number];
-            let operands = op.operands.iter().map(|operand| *copies.get(operand).unwrap_or(operand)).collect();
-            let results = (self.originals.len()..).take(op.results.len()).collect();
-            for result in &op.results {
-                copies.insert(*result, self.originals.len());
-                self.originals.push(*result);
-            }
-            self.at[number].push(Step { op: number, operands, results });
-        }
-        copies[&value]
-    }
-}
-
-fn is_constant(op: &Op) -> bool {
-    matches!(op.does, Does::Constant)
-}
-
-/// Says whether an op gives constants for constants.
-fn is_preserving(op: &Op) -> bool {
-    match &op.does {
-        Does::Call(body) => body.ops.iter().all(|inner| is_constant(inner) || is_preserving(inner)),
-        Does::Constraint(..) => true,
-        Does::Rule(ruled) => {
-            is_elementwise(&ruled.name) || matches!(ruled.name.as_str(), "broadcast_in_dim" | "reshape" | "slice")
-        }
-        Does::Constant | Does::Barrier | Does::Loop(..) | Does::While(..) | Does::Case(..) => false,
     }
 }

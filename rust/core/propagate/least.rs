@@ -32,7 +32,7 @@ pub(super) fn settle(op: Op<'_>) -> Result<Option<Settled>> {
             if tensor < operands { (outer, inner, &[]) } else { (inner, outer, &summed) };
         price(op.mesh, op.shapes[tensor], from, to, summed, op.itemsizes[tensor])
     })?;
-    Ok(found.cloned())
+    Ok(found.map(|found| ways[found].clone()))
 }
 
 /// The ways to compute: those of the orders of tensors, and that of `other` cuts, each once, whose results are addends over the
@@ -61,15 +61,15 @@ pub(super) fn ways(
     found
 }
 
-/// The cheapest of some ways to compute; `price` says what it costs to have a tensor of one layout, its value's, in another, that
+/// The number of the cheapest of some ways to compute; `price` says what it costs to have a tensor of one layout, its value's, in another, that
 /// it computes with, where results are addends over some axes.
-pub(super) fn cheapest<'a>(
+pub(super) fn cheapest(
     rule: &Rule,
-    ways: &'a [Settled],
+    ways: &[Settled],
     mut price: impl FnMut(usize, &Specs, &Specs, &[SubAxis]) -> Result<i64>,
-) -> Result<Option<&'a Settled>> {
-    let mut best: Option<((i64, i64), &Settled)> = None;
-    for settled in ways {
+) -> Result<Option<usize>> {
+    let mut best: Option<((i64, i64), usize)> = None;
+    for (number, settled) in ways.iter().enumerate() {
         let mut bytes = 0_i64;
         for (tensor, (outer, inner)) in settled.layouts.iter().zip(&settled.local).enumerate() {
             let summed: &[SubAxis] = if tensor < rule.operands() { &[] } else { &settled.summed };
@@ -80,10 +80,10 @@ pub(super) fn cheapest<'a>(
         // Of the same bytes, what leaves each device the least to do.
         let cost = (bytes, -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>());
         if best.is_none_or(|(least, _)| cost < least) {
-            best = Some((cost, settled));
+            best = Some((cost, number));
         }
     }
-    Ok(best.map(|(_, settled)| settled))
+    Ok(best.map(|(_, number)| number))
 }
 
 /// The orders in which tensors are taken.

@@ -1,18 +1,20 @@
 //! A computation op by op: the layouts that each computes with, where they differ from those of its values, and its addends.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
 use super::{
     axes,
     explicit::{self, Disagreement},
-    flow::{Flow, Node, Part, Way},
+    flow::Flow,
     least, meet,
+    node::{Node, Part, Way},
+    numbered::Map,
     op::{Policy, Settled, of_cuts},
     project::{self, Specs, Tensor},
-    whole::{self, all_equal, is_whole},
+    whole::{self, is_whole},
 };
 use crate::{
     error::Result,
@@ -50,6 +52,12 @@ const SHIFTING: [&str; 9] =
     ["concatenate", "convolution", "eigh", "pad", "reduce_window", "reverse", "select_and_scatter", "slice", "top_k"];
 
 impl Propagated {
+    /// An op or an edge.
+    #[must_use]
+    pub fn node(&self, number: usize) -> Option<&Node> {
+        self.flow.nodes.get(number).or_else(|| self.flow.outputs.get(number - self.flow.nodes.len()))
+    }
+
     /// The ops and edges for which something moves, or may.
     pub fn moving(&self) -> impl Iterator<Item = usize> {
         let cut =
@@ -93,8 +101,8 @@ pub fn propagate(
 enum Known {
     /// The way in which they compute.
     As(Option<Arc<Lowered>>),
-    /// The ways in which they may, of which that is taken that moves the fewest bytes then.
-    Any(Vec<Settled>),
+    /// The ways in which they may, at least one, of which that is taken that moves the fewest bytes then.
+    Any(Vec<Settled>, Vec<Arc<Lowered>>),
 }
 
 /// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
@@ -106,19 +114,20 @@ fn lower(
     policy: Policy,
 ) -> Result<Vec<Option<Arc<Lowered>>>> {
     let mut moved = Moved::default();
-    let mut known: HashMap<Vec<usize>, Known> = HashMap::new();
+    let mut known: Map<Box<[usize]>, Known> = Map::default();
+    let mut key: Vec<usize> = Vec::new();
     let of = |node: &Node| {
         // Equal layouts of values that agree are one object, and so are the rules of ops that are alike.
         let address = |value: &usize| layouts[*value].as_ref().map_or(0, |specs| Arc::as_ptr(specs).addr());
-        let mut key: Vec<usize> = node.values.iter().map(address).collect();
-        key.push(Arc::as_ptr(&node.ruled).addr());
-        let found = match known.entry(key) {
-            Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(new) => new.insert(settled(flow, node, layouts, policy)),
+        key.clear();
+        key.extend(node.values.iter().map(address).chain([Arc::as_ptr(&node.ruled).addr()]));
+        let found = match known.get(&key[..]) {
+            Some(found) => found,
+            None => known.entry(key.as_slice().into()).or_insert_with(|| settled(flow, node, layouts, policy)),
         };
         match found {
             Known::As(lowered) => Ok(lowered.clone()),
-            Known::Any(ways) => moved.least(flow, node, ways, itemsizes).map(|lowered| Some(Arc::new(lowered))),
+            Known::Any(ways, lowered) => Ok(Some(lowered[moved.least(flow, node, ways, itemsizes)?].clone())),
         }
     };
     flow.nodes.iter().chain(&flow.outputs).map(of).collect()
@@ -129,21 +138,35 @@ fn settled(flow: &Flow, node: &Node, layouts: &[Option<Arc<Specs>>], policy: Pol
     if specs().all(is_whole) {
         return Known::As(None);
     }
+    if matches!(node.way, Way::Edge | Way::Constraint) {
+        return Known::As(Some(Arc::new(edge(node, layouts))));
+    }
     let rule = &node.ruled.rule;
-    let stays = |cuts| lowered(node, cuts, vec![None; rule.tensors()]);
-    let how = if matches!(node.way, Way::Edge | Way::Constraint) {
-        edge(node, layouts)
-    } else if node.is_even() && all_equal(specs()) {
-        stays(specs().flatten().find(|specs| !specs.is_empty()).cloned().unwrap_or_default())
-    } else {
-        let tensors = projected(node, layouts);
-        match meet::agreed(rule, &tensors).filter(|cuts| keeps(node, layouts, &tensors, cuts, policy)) {
-            Some(cuts) => stays(cuts),
-            None if policy == Policy::Shardy => shardy(node, layouts, &tensors, meets(flow, node, &tensors)),
-            None => return Known::Any(any(flow, node, layouts, meets(flow, node, &tensors))),
+    let stays = |cuts| Known::As(Some(Arc::new(lowered(node, cuts, vec![None; rule.tensors()]))));
+    if let Some(cuts) = meet::agreed_dims(rule, specs())
+        && (policy == Policy::Shardy || !sums(rule, &cuts))
+    {
+        return stays(cuts);
+    }
+    let tensors = projected(node, layouts);
+    match meet::agreed(rule, &tensors).filter(|cuts| keeps(node, layouts, &tensors, cuts, policy)) {
+        Some(cuts) => stays(cuts),
+        None if policy == Policy::Shardy => {
+            Known::As(Some(Arc::new(shardy(node, layouts, &tensors, meets(flow, node, &tensors)))))
         }
-    };
-    Known::As(Some(Arc::new(how)))
+        None => {
+            let ways = any(flow, node, layouts, meets(flow, node, &tensors));
+            let differs = |(outer, inner): (&Specs, &Specs)| (outer != inner).then(|| inner.clone());
+            let local = |way: &Settled| way.layouts.iter().zip(&way.local).map(differs).collect();
+            let how = ways.iter().map(|way| Arc::new(lowered(node, way.cuts.clone(), local(way)))).collect();
+            Known::Any(ways, how)
+        }
+    }
+}
+
+/// Says whether a factor that is summed is cut.
+fn sums(rule: &Rule, cuts: &meet::Cuts) -> bool {
+    rule.factors().iter().zip(cuts).any(|(factor, cut)| factor.kind == Kind::Sum && !cut.is_empty())
 }
 
 /// Says whether an op computes with these cuts, on which its tensors agree, so that none of them moves.
@@ -161,8 +184,7 @@ fn keeps(node: &Node, layouts: &[Option<Arc<Specs>>], tensors: &[Tensor], cuts: 
     };
     let mut pieces = cuts.clone();
     project::in_one_piece(rule, &mut pieces);
-    let sums = rule.factors().iter().zip(cuts).any(|(factor, cut)| factor.kind == Kind::Sum && !cut.is_empty());
-    !sums && pieces == *cuts && node.values.iter().enumerate().all(same)
+    !sums(rule, cuts) && pieces == *cuts && node.values.iter().enumerate().all(same)
 }
 
 /// The cut of each factor in each tensor of an op.
@@ -254,8 +276,8 @@ struct Moved {
 }
 
 impl Moved {
-    /// The one of these ways to compute that moves the fewest bytes.
-    fn least(&mut self, flow: &Flow, node: &Node, ways: &[Settled], itemsizes: &[i64]) -> Result<Lowered> {
+    /// The number of that one of these ways to compute which moves the fewest bytes.
+    fn least(&mut self, flow: &Flow, node: &Node, ways: &[Settled], itemsizes: &[i64]) -> Result<usize> {
         let (rule, operands) = (&node.ruled.rule, node.ruled.rule.operands());
         let found = least::cheapest(rule, ways, |tensor, outer, inner, summed| {
             let value = node.values[tensor];
@@ -272,16 +294,11 @@ impl Moved {
             self.prices.insert(key, price);
             Ok(price)
         })?;
-        // Nothing is to stay addends, so that any way will do.
-        let Some(found) = found else {
-            return Ok(lowered(node, vec![Vec::new(); rule.factors().len()], vec![None; rule.tensors()]));
-        };
-        for (value, inner) in node.values[..operands].iter().zip(&found.local) {
+        let found = found.unwrap_or(0);
+        for (value, inner) in node.values[..operands].iter().zip(&ways[found].local) {
             self.there.insert((*value, inner.clone()));
         }
-        let local = found.layouts.iter().zip(&found.local);
-        let local = local.map(|(outer, inner)| (outer != inner).then(|| inner.clone())).collect();
-        Ok(lowered(node, found.cuts.clone(), local))
+        Ok(found)
     }
 }
 

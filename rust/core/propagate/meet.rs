@@ -2,7 +2,7 @@
 
 use super::{
     axes::{self, Prefix},
-    project::{self, Tensor},
+    project::{self, Specs, Tensor},
 };
 use crate::{
     factor::rule::{Kind, Rule},
@@ -16,24 +16,35 @@ pub(crate) type Cuts = Vec<Vec<SubAxis>>;
 
 /// The cuts that all tensors have, if they agree and none cuts what must be whole.
 pub(crate) fn agreed(rule: &Rule, tensors: &[Tensor]) -> Option<Cuts> {
-    let mut found: Cuts = vec![Vec::new(); rule.factors().len()];
-    let mut seen: Vec<SubAxis> = Vec::new();
-    for (number, factor) in rule.factors().iter().enumerate() {
-        let mut cuts = tensors.iter().filter_map(|cuts| cuts[number].as_ref());
-        let Some(first) = cuts.next() else { continue };
-        if cuts.any(|cut| cut.axes != first.axes) || axes::any_overlap(&first.axes, &seen) {
+    let cuts = tensors.iter().flat_map(|cuts| cuts.iter().enumerate());
+    agreed_lists(rule, cuts.filter_map(|(number, cut)| Some((number, cut.as_ref()?.axes.as_slice()))))
+}
+
+/// The same of tensors with these layouts, by a rule whose dims are one factor each.
+pub(crate) fn agreed_dims<'a>(rule: &Rule, tensors: impl Iterator<Item = Option<&'a Specs>>) -> Option<Cuts> {
+    let of_tensor = |(tensor, specs): (usize, Option<&'a Specs>)| {
+        let axes = move |dim: usize| specs.map_or(&[][..], |specs| &specs[dim]);
+        (0..rule.rank(tensor)).map(move |dim| (rule.dim(tensor, dim)[0] as usize, axes(dim)))
+    };
+    rule.is_plain().then(|| agreed_lists(rule, tensors.enumerate().flat_map(of_tensor)))?
+}
+
+/// The same, by the factors that are cut and how, as often as they are in a tensor.
+fn agreed_lists<'a>(rule: &Rule, cuts: impl Iterator<Item = (usize, &'a [SubAxis])>) -> Option<Cuts> {
+    let mut found: Vec<Option<&[SubAxis]>> = vec![None; rule.factors().len()];
+    for (number, list) in cuts {
+        if *found[number].get_or_insert(list) != list {
             return None;
         }
-        if factor.kind == Kind::Whole {
-            if !first.axes.is_empty() {
-                return None;
-            }
-            continue;
-        }
-        seen.extend(&first.axes);
-        found[number].clone_from(&first.axes);
     }
-    Some(found)
+    let found: Cuts = found.into_iter().map(|list| list.unwrap_or_default().to_vec()).collect();
+    let wrong = |(number, list): (usize, &Vec<SubAxis>)| {
+        !list.is_empty()
+            && (rule.factors()[number].kind == Kind::Whole
+                || found[..number].iter().any(|other| axes::any_overlap(list, other)))
+    };
+    let agree = !found.iter().enumerate().any(wrong);
+    agree.then_some(found)
 }
 
 /// The cuts of a reshape with axes that fit no whole factor: those of the side with more shards, dealt out anew to the factors of

@@ -6,9 +6,14 @@
 //! | module | answers |
 //! |---|---|
 //! | `op` | an op with layouts, and how it computes |
+//! | `node` | an op of a computation, or an edge |
 //! | `flow` | a computation as layouts go through it: one list of ops, and edges into calls and loops |
+//! | `copies` | constants made anew for each use |
+//! | `uses` | which ops make and use a value |
+//! | `numbered` | layouts by number |
 //! | `whole` | the layouts of all its values, as Shardy's passes give them |
 //! | `explicit` | those that JAX's explicit mode gives, or where it gives none |
+//! | `reshaped` | what it gives for reshapes |
 //! | `lower` | how its ops compute, and what must move for each |
 //! | `settle` | that, by each policy |
 //! | `axes` | which lists of axes begin one another, or share a part |
@@ -19,18 +24,24 @@
 
 mod agree;
 mod axes;
+mod copies;
 mod explicit;
 mod flow;
 mod least;
 mod lower;
 mod meet;
+mod node;
+mod numbered;
 mod op;
 mod project;
+mod reshaped;
 mod settle;
+mod uses;
 mod whole;
 
 pub use explicit::Disagreement;
-pub use flow::{Bodies, Flow, Made, Node, Ops, Part, Start, Way};
+pub use flow::{Bodies, Flow, Made, Ops, Start};
 pub use lower::{Lowered, Propagated, propagate};
+pub use node::{Node, Part, Way};
 pub use op::{Op, Policy, Settled, Specs};
 pub use settle::settle;

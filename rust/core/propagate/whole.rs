@@ -4,31 +4,35 @@
 //! changes; and so five times, each time with more ops and directions: ops that only pass on what has one user, or many; factors
 //! that pass; all but broadcasts; all.
 
-use std::{collections::HashMap, rc::Rc, sync::Arc};
+use std::{rc::Rc, sync::Arc};
 
 use super::{
     agree::{self, Direction},
     axes,
-    flow::{Flow, Node, Start, Uses, Way},
+    flow::{Flow, Start},
+    node::{Node, Way},
+    numbered::{Map, Numbered},
     project::{self, Specs},
+    uses::Uses,
 };
 use crate::{factor::rule::Kind, mesh::Mesh, radix, sub_axis::SubAxis};
 
-/// A layout on the way, none that of a value that may have any.
+/// A layout on the way.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Held {
-    specs: Option<Arc<Specs>>,
-    /// The dims that take no more axes.
-    closed: Vec<bool>,
+    /// The number of its axes, none those of a value that may have any.
+    specs: u32,
     /// True if no axis cuts a dim.
     whole: bool,
+    /// The dims that take no more axes.
+    closed: Vec<bool>,
 }
 
-/// All layouts on the way, by number.
+/// All layouts on the way, by number, and their axes.
 #[derive(Default)]
 struct Layouts {
-    all: Vec<Held>,
-    numbers: HashMap<Held, u32>,
+    all: Numbered<Held>,
+    specs: Numbered<Option<Arc<Specs>>>,
 }
 
 /// A value on the way.
@@ -56,7 +60,11 @@ struct Passes<'a> {
     visits: usize,
     layouts: Layouts,
     /// The tensors of an op that take other layouts, and which: by the layouts of all, the rule and the directions.
-    agreed: HashMap<Vec<u32>, Rc<[(usize, u32)]>>,
+    agreed: Map<Box<[u32]>, Rc<[(usize, u32)]>>,
+    /// What the next is looked up by.
+    key: Vec<u32>,
+    /// True if a value keeps axes free.
+    keeps: bool,
 }
 
 /// The number of rounds.
@@ -77,6 +85,7 @@ pub(super) fn layouts(flow: &Flow) -> Vec<Option<Arc<Specs>>> {
                 value.changed = passes.visits;
             }
         }
+        passes.keeps = passes.values.iter().any(|value| !value.kept.is_empty());
         for round in 0..ROUNDS {
             passes.meet_results();
             passes.pass(round);
@@ -89,11 +98,11 @@ pub(super) fn layouts(flow: &Flow) -> Vec<Option<Arc<Specs>>> {
         at_border[output.values[1]] = true;
     }
     let found = |number: usize| {
-        let Held { specs, closed, .. } = &layouts.all[values[flow.same[number]].held as usize];
-        let specs = specs.clone()?;
-        let even = |shape| whole_axes(divided((*specs).clone(), shape), closed, &flow.mesh);
-        let changed = at_border[number].then(|| even(&flow.shapes[number])).filter(|even| *even != *specs);
-        Some(changed.map_or(specs, Arc::new))
+        let held = layouts.at(values[flow.same[number]].held);
+        let specs = layouts.specs_of(held)?;
+        let even = |shape| whole_axes(divided((**specs).clone(), shape), &held.closed, &flow.mesh);
+        let changed = at_border[number].then(|| even(&flow.shapes[number])).filter(|even| *even != **specs);
+        Some(changed.map_or_else(|| specs.clone(), Arc::new))
     };
     (0..values.len()).map(found).collect()
 }
@@ -101,11 +110,16 @@ pub(super) fn layouts(flow: &Flow) -> Vec<Option<Arc<Specs>>> {
 impl Layouts {
     fn number(&mut self, specs: Option<Specs>, closed: Vec<bool>) -> u32 {
         let whole = is_whole(specs.as_ref());
-        let held = Held { specs: specs.map(Arc::new), closed, whole };
-        *self.numbers.entry(held).or_insert_with_key(|held| {
-            self.all.push(held.clone());
-            self.all.len() as u32 - 1
-        })
+        let specs = self.specs.of(specs.map(Arc::new));
+        self.all.of(Held { specs, whole, closed })
+    }
+
+    fn at(&self, number: u32) -> &Held {
+        self.all.at(number)
+    }
+
+    fn specs_of(&self, held: &Held) -> Option<&Arc<Specs>> {
+        self.specs.at(held.specs).as_ref()
     }
 }
 
@@ -120,8 +134,9 @@ impl Value {
 
     /// Gives the dims of this priority their axes.
     fn give(&mut self, start: &Start, priority: u32, layouts: &mut Layouts) {
-        let Held { specs, mut closed, .. } = layouts.all[self.held as usize].clone();
-        let Some(mut specs) = specs.map(Arc::unwrap_or_clone) else { return };
+        let held = layouts.at(self.held);
+        let Some(mut specs) = layouts.specs_of(held).map(|specs| Specs::clone(specs)) else { return };
+        let mut closed = held.closed.clone();
         for dim in (0..specs.len()).filter(|dim| start.priorities[*dim] == priority) {
             self.kept.retain(|axis| !start.specs[dim].contains(axis));
             (specs[dim], closed[dim]) = (start.specs[dim].clone(), !start.open[dim]);
@@ -141,8 +156,8 @@ impl<'a> Passes<'a> {
         };
         let values = flow.shapes.iter().zip(&flow.starts).map(of).collect();
         let ops = vec![None; flow.nodes.len() + flow.outputs.len()];
-        let uses = flow.uses.get_or_init(|| Uses::new(flow));
-        Self { flow, uses, values, ops, visits: 0, layouts, agreed: HashMap::new() }
+        let uses = flow.uses.get_or_init(|| Uses::new(&flow.shapes, &flow.same, &flow.nodes, &flow.outputs));
+        Self { flow, uses, values, ops, visits: 0, layouts, agreed: Map::default(), key: Vec::new(), keeps: false }
     }
 
     /// Lets values and the results that they are agree.
@@ -172,10 +187,10 @@ impl<'a> Passes<'a> {
 
     /// Lets the values of an op agree; which of them have changed.
     fn visit(&mut self, number: usize, node: &Node, round: usize) -> Vec<usize> {
-        let Self { flow, uses, values, ops, visits, layouts, agreed } = self;
+        let Self { flow, uses, values, ops, visits, layouts, agreed, key, keeps } = self;
         let of = |value: &usize| &values[flow.same[*value]];
-        let held = || node.values.iter().map(|value| &layouts.all[of(value).held as usize]);
-        if held().all(|held| held.whole) || node.is_even() && all_equal(held().map(|held| held.specs.as_deref())) {
+        let held = || node.values.iter().map(|value| layouts.at(of(value).held));
+        if held().all(|held| held.whole) || node.is_even() && all_equal(held()) {
             return Vec::new();
         }
         let ways = [Kind::Pass, Kind::Whole].map(|kind| direction(node.way, kind, uses.shared[number], round));
@@ -185,18 +200,19 @@ impl<'a> Passes<'a> {
         }
         *visits += 1;
         let alike = matches!(node.way, Way::Alike | Way::Constraint);
-        let mut key: Vec<u32> = node.values.iter().map(|value| of(value).held).collect();
+        key.clear();
+        key.extend(node.values.iter().map(|value| of(value).held));
         key.extend([uses.rules[number], ways[0] as u32, ways[1] as u32, u32::from(alike)]);
-        let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
-        let free = kept.iter().all(|kept| kept.is_empty());
-        let taken = if let Some(known) = agreed.get(&key).filter(|_| free) {
+        let free = !*keeps || node.values.iter().all(|value| of(value).kept.is_empty());
+        let taken = if let Some(known) = agreed.get(&key[..]).filter(|_| free) {
             known.clone()
         } else {
             let rule = &node.ruled.rule;
             let projected = |(tensor, held): (usize, &Held)| {
-                project::project_closed(rule, tensor, held.specs.as_deref(), &held.closed)
+                project::project_closed(rule, tensor, layouts.specs_of(held).map(|specs| &**specs), &held.closed)
             };
             let mut tensors: Vec<project::Tensor> = held().enumerate().map(projected).collect();
+            let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
             let way = |factor: usize| ways[usize::from(rule.factors()[factor].kind != Kind::Pass)];
             let changed = agree::agree(rule, &mut tensors, alike, &flow.mesh, &kept, way);
             let number = |tensor: usize| {
@@ -205,16 +221,16 @@ impl<'a> Passes<'a> {
             };
             let taken: Rc<[_]> = (0..changed.len()).filter(|tensor| changed[*tensor]).map(number).collect();
             if free {
-                agreed.insert(key, taken.clone());
+                agreed.insert(key.as_slice().into(), taken.clone());
             }
             taken
         };
         let mut found = Vec::new();
         for (tensor, held) in taken.iter() {
             let value = flow.same[node.values[*tensor]];
-            let [before, after] = [values[value].held, *held].map(|held| &layouts.all[held as usize]);
             // A value without a layout does not become one that nothing cuts.
-            if values[value].held != *held && (before.specs.is_some() || !after.whole) {
+            let begins = || layouts.specs_of(layouts.at(values[value].held)).is_some() || !layouts.at(*held).whole;
+            if values[value].held != *held && begins() {
                 (values[value].held, values[value].changed) = (*held, *visits);
                 found.push(value);
             }
@@ -229,11 +245,11 @@ pub(super) fn is_whole(specs: Option<&Specs>) -> bool {
     specs.is_none_or(|specs| specs.iter().all(Vec::is_empty))
 }
 
-/// True if the layouts of all tensors that have dims are there, and equal.
-pub(super) fn all_equal<'a>(mut layouts: impl Iterator<Item = Option<&'a Specs>> + Clone) -> bool {
-    let mut ranked = layouts.clone().filter(|specs| specs.is_none_or(|specs| !specs.is_empty()));
-    let first = ranked.next().flatten();
-    first.is_some() && layouts.all(|specs| specs.is_some_and(|specs| specs.is_empty() || Some(specs) == first))
+/// True if all layouts that have dims have the same axes.
+fn all_equal<'a>(held: impl Iterator<Item = &'a Held>) -> bool {
+    let mut ranked = held.filter(|held| !held.closed.is_empty());
+    let first = ranked.next();
+    ranked.all(|held| Some(held.specs) == first.map(|first| first.specs))
 }
 
 /// Which way the cut of a factor goes in a round: the ways of that round and of those before it.
