@@ -8,10 +8,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from .._arguments import instance, integer, sizes_of
+from .._arguments import instance, integer
 from .._core import FactorRule as CoreRule
 from .._core import factor_rule as core_rule
-from .._text import shown
 
 __all__ = ["FactorKind", "FactorRule", "factor_rule"]
 
@@ -48,10 +47,11 @@ class FactorRule:
     ('sum', 8)
     """
 
-    __slots__ = ("_core", "_names")
+    __slots__ = ("_core", "_given")
 
     _core: CoreRule
-    _names: tuple[str, ...]
+    #: The names of its factors, if some were given.
+    _given: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -75,14 +75,17 @@ class FactorRule:
             instance("reduction", reduction, str),
             (),
         )
-        self._core, self._names = core, tuple(dict.fromkeys(_FACTOR.findall(text)))
+        self._core, self._given = core, tuple(dict.fromkeys(_FACTOR.findall(text)))
 
     @classmethod
     def _of(cls, core: CoreRule, names: tuple[str, ...] | None = None) -> FactorRule:
         rule = object.__new__(cls)
-        rule._core = core
-        rule._names = _factor_names(len(core.factors)) if names is None else names
+        rule._core, rule._given = core, names
         return rule
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return _factor_names(len(self._core.factors)) if self._given is None else self._given
 
     @classmethod
     def _ordered(cls, text: str, summed: Sequence[str], order: tuple[str, ...]) -> FactorRule:
@@ -109,9 +112,8 @@ class FactorRule:
 
     @property
     def _dims(self) -> tuple[Dims, ...]:
-        return tuple(
-            tuple(tuple(self._names[number] for number in dim) for dim in tensor) for tensor in self._core.tensors
-        )
+        names = self._names
+        return tuple(tuple(tuple(names[number] for number in dim) for dim in tensor) for tensor in self._core.tensors)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -142,8 +144,7 @@ class FactorRule:
         Raises:
             LayoutError: if the shapes do not fit the rule, or a size stays unknown.
         """
-        shapes = [*_shapes("operands", operands), *_shapes("results", results)]
-        return FactorRule._of(self._core.sized(shapes), self._names)
+        return FactorRule._of(self._core.sized(operands, results), self._given)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule as JSON has it: its text, and what is to be said of some factors.
@@ -204,12 +205,6 @@ def _names(argument: str, names: str | Iterable[str]) -> list[str]:
     return found
 
 
-def _shapes(argument: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    if isinstance(shapes, str) or not isinstance(shapes, Sequence):
-        raise TypeError(f"{argument} must be a sequence of shapes, got {shown(shapes)}")
-    return [sizes_of(f"{argument}[{number}]", shape) for number, shape in enumerate(shapes)]
-
-
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
 ) -> FactorRule:
@@ -231,5 +226,4 @@ def factor_rule(
     >>> factor_rule("reduce", [(4, 6), ()], [(4,)], dimensions=[1], body="add").kinds
     {'i': 'pass', 'j': 'sum'}
     """
-    core = core_rule(instance("op", op, str), _shapes("operands", operands), _shapes("results", results), attributes)
-    return FactorRule._of(core)
+    return FactorRule._of(core_rule(instance("op", op, str), operands, results, attributes))

@@ -67,6 +67,20 @@ class FlowNode(NamedTuple):
         return len(self.values) - (len(self.op.results) if self.op is not None and self.part == "op" else 1)
 
 
+class MovingNode(NamedTuple):
+    """An op or an edge for which something moves, or may."""
+
+    number: int
+    #: The number of the first whose values have the same layouts and dtypes, and which computes in the same way.
+    first: int
+    op: Op | None
+    values: list[int]
+    #: The numbers that they have in their own computations.
+    origins: list[int]
+    times: int
+    when: str
+
+
 class FlowBodies(NamedTuple):
     """The bodies of a loop or a case: nodes one after the other."""
 
@@ -103,9 +117,11 @@ class Flow:
         return FlowNode(part, op, values, times, when, None if how is None else HowComputed(*how))
 
     @property
-    def moving(self) -> Iterator[FlowNode]:
+    def moving(self) -> Iterator[MovingNode]:
         """The ops and edges for which something moves, or may."""
-        return map(self.node, self._found.moving)
+        for number, first, place, values, origins, times in self._found.moving:
+            op, when = op_at(self._computation, place) if place else (None, "")
+            yield MovingNode(number, first, op, values, origins, times, when)
 
     @cached_property
     def nodes(self) -> list[FlowNode]:

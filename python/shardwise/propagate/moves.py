@@ -58,26 +58,37 @@ class Moves:
         found: list[Move] = []
         #: The values that have moved already, with the layouts that they have then.
         there: set[tuple[int, Specs]] = set()
-        for node in flow.moving:
-            op, values = node.op, [flow.value(value) for value in node.values]
+        #: The parts and the moves of ops that are alike.
+        known: dict[tuple[Any, ...], tuple[str, list[_OpMove]]] = {}
+        for number, first, op, values, origins, times, when in flow.moving:
             name, source = ("output", "") if op is None else (op.name, op.source)
-            # The attributes and shapes of ops with one rule are equal; edges have none.
-            key = (node.part, name, op and id(op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
-            if key not in self._known:
-                self._known[key] = list(self._of_op(node, values))
-            for at, move, moved in self._known[key]:
+            # The attributes of ops with one rule are equal; edges have none.
+            key = first, name, op and id(op.rule)
+            if key not in known:
+                known[key] = self._alike(flow, flow.node(number))
+            part, moves = known[key]
+            for at, move, moved in moves:
                 if moved is not None and not self._shardy:
-                    if (node.values[at], moved) in there:
+                    if (values[at], moved) in there:
                         continue
-                    there.add((node.values[at], moved))
-                placed = {"value": values[at].origin, "source": source, "times": node.times, "when": node.when}
-                if node.part == "result" and op is not None and (at or name == "case"):
+                    there.add((values[at], moved))
+                placed = {"value": origins[at], "source": source, "times": times, "when": when}
+                if part == "result" and op is not None and (at or name == "case"):
                     # What a body gives moves as often as the body is computed.
                     is_loop = name == "loop"
-                    placed["times"] = node.times * op.trips if is_loop else 1
-                    placed["when"] = node.when if is_loop else when_computed(op, at)
+                    placed["times"] = times * op.trips if is_loop else 1
+                    placed["when"] = when if is_loop else when_computed(op, at)
                 found.append(Move(**vars(move) | placed))
         return found
+
+    def _alike(self, flow: Flow, node: FlowNode) -> tuple[str, list[_OpMove]]:
+        """Return the part of its op that a node is, and the moves of all that are like it."""
+        values = [flow.value(value) for value in node.values]
+        name = "output" if node.op is None else node.op.name
+        key = (node.part, name, node.op and id(node.op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
+        if key not in self._known:
+            self._known[key] = list(self._of_op(node, values))
+        return node.part, self._known[key]
 
     def _of_op(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
         """Give what must move for one op or edge."""
@@ -86,16 +97,17 @@ class Moves:
         # The layouts that it computes with.
         outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
+        rule = node.op and node.op.rule
+        reasons = rule and Reasons(rule, cuts, lambda tensor, dim: f"dim {dim} of {tensor_name(node, tensor)}")
 
         def move(at: int, before: Specs, after: Specs, over: tuple[str, ...] = (), implied: bool = False) -> Move:
             if implied:
                 why = "A part of a dim that only one side of the reshape has cannot stay cut."
-            elif node.op is None or node.op.rule is None:
+            elif reasons is None:
                 parts = {"output": "result", "constraint": "constraint"}
                 what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
                 why = f"The {what} has another layout."
             else:
-                reasons = Reasons(node.op.rule, cuts, lambda tensor, dim: f"dim {dim} of {tensor_name(node, tensor)}")
                 why = reasons.summed() if over else reasons.moved(at, before, after)
             had, goal = self.layout(before, over), self.layout(after)
             return replace(self._priced(node, at, values[at], had, goal), why=why, implied=implied)

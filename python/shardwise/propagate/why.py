@@ -17,9 +17,9 @@ class Reasons:
     """
 
     def __init__(self, rule: FactorRule, cuts: Sequence[Sequence[str]], place: Callable[[int, int], str]) -> None:
-        self._tensors, self._operands = (*rule.operands, *rule.results), len(rule.operands)
-        self._kinds, self._place = rule.kinds, place
-        self._cuts = dict(zip(rule.kinds, cuts, strict=True))
+        core = rule._core
+        self._tensors, self._operands, self._cuts, self._place = core.tensors, core.operands, cuts, place
+        self._kinds = [kind for _, kind, _ in core.factors]
 
     def moved(self, at: int, before: Specs, after: Specs) -> str:
         """Say why a tensor needs another layout before the op, or has another after it."""
@@ -28,13 +28,13 @@ class Reasons:
         if dim is None:
             return "Its axes are in another order."
         factors, own = self._tensors[at][dim], self._place(at, dim)
-        name = next((name for name in factors if self._cuts[name]), factors[0])
-        cut, kind = self._cuts[name], self._kinds[name]
+        factor = next((factor for factor in factors if self._cuts[factor]), factors[0])
+        cut, kind = self._cuts[factor], self._kinds[factor]
         lost = [axis for axis in outer[dim] if axis not in cut]
         if lost and kind in ("whole", "shift"):
             return f"The op needs {own} whole."
-        others = [other for other, axes in self._cuts.items() if other != name and {*lost} & {*axes}]
-        elsewhere = next(self._homes(others[0] if others else name, at), "no other tensor")
+        others = [other for other, axes in enumerate(self._cuts) if other != factor and {*lost} & {*axes}]
+        elsewhere = next(self._homes(others[0] if others else factor, at), "no other tensor")
         if others:
             return f"{'+'.join(lost)} cuts {own} and {elsewhere}, and can cut one of them only."
         if lost and kind == "sum":
@@ -44,11 +44,11 @@ class Reasons:
 
     def summed(self) -> str:
         """Say why there are addends."""
-        found = [name for name, axes in self._cuts.items() if axes and self._kinds[name] == "sum"]
-        sums = [f"{next(self._homes(name, -1))} is summed, and cut over {'+'.join(self._cuts[name])}" for name in found]
+        summed = [(factor, axes) for factor, axes in enumerate(self._cuts) if axes and self._kinds[factor] == "sum"]
+        sums = [f"{next(self._homes(factor, -1))} is summed, and cut over {'+'.join(axes)}" for factor, axes in summed]
         return f"Each device has an addend: {', and '.join(sums)}."
 
-    def _homes(self, factor: str, but: int) -> Iterator[str]:
+    def _homes(self, factor: int, but: int) -> Iterator[str]:
         """Give the dims of other tensors that have a factor."""
         for tensor, dims in enumerate(self._tensors):
             if tensor != but:

@@ -3,7 +3,7 @@
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyBool, PyDict, PyInt, PyString, PyTuple},
+    types::{PyBool, PyDict, PyInt, PyList, PySequence, PyString, PyTuple},
 };
 use shardwise_core::factor::{Attribute, Attributes, Kind, Reduction, Rule, rule};
 
@@ -83,12 +83,11 @@ impl FactorRule {
     }
 
     /// The rule with the sizes that operands and results of these shapes give its factors.
-    #[pyo3(signature = (shapes, /))]
-    fn sized(&self, shapes: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (operands, results, /))]
+    fn sized(&self, operands: &Bound<'_, PyAny>, results: &Bound<'_, PyAny>) -> PyResult<Self> {
         guard(|| {
-            let shapes = listed("shapes", shapes)?;
-            let shapes: Vec<&[i64]> = shapes.iter().map(Vec::as_slice).collect();
-            Ok(Self { core: self.core.sized(&shapes).map_err(to_py)? })
+            let (operands, results) = (Shapes::new("operands", operands)?, Shapes::new("results", results)?);
+            Ok(Self { core: self.core.sized(&[operands.all(), results.all()].concat()).map_err(to_py)? })
         })
     }
 }
@@ -104,17 +103,80 @@ pub(crate) fn factor_rule(
     attributes: &Bound<'_, PyDict>,
 ) -> PyResult<Py<FactorRule>> {
     guard(|| {
-        let (operands, results) = (listed("operands", operands)?, listed("results", results)?);
+        let (operands, results) = (Shapes::new("operands", operands)?, Shapes::new("results", results)?);
         let attributes = attributes.iter().map(|(name, value)| {
             let name: String = name.extract()?;
             let value = attribute(&name, &value)?;
             Ok((name, value))
         });
         let attributes = Attributes(attributes.collect::<PyResult<_>>()?);
-        let operands: Vec<&[i64]> = operands.iter().map(Vec::as_slice).collect();
-        let results: Vec<&[i64]> = results.iter().map(Vec::as_slice).collect();
-        Py::new(py, FactorRule { core: rule(op, &operands, &results, &attributes).map_err(to_py)? })
+        Py::new(py, FactorRule { core: rule(op, &operands.all(), &results.all(), &attributes).map_err(to_py)? })
     })
+}
+
+/// Shapes, one after the other.
+pub(crate) struct Shapes {
+    sizes: Vec<i64>,
+    ends: Vec<usize>,
+}
+
+impl Shapes {
+    pub(crate) fn new(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut found = Self { sizes: Vec::with_capacity(8), ends: Vec::with_capacity(4) };
+        if let Ok(list) = given.cast_exact::<PyList>() {
+            list.iter().try_for_each(|shape| found.add(name, &shape))?;
+        } else if let Ok(list) = given.cast_exact::<PyTuple>() {
+            list.iter_borrowed().try_for_each(|shape| found.add(name, &shape))?;
+        } else if given.is_instance_of::<PyString>() || !given.is_instance_of::<PySequence>() {
+            let given = repr(given);
+            return Err(PyTypeError::new_err(format!("{name} must be a sequence of shapes, got {given}")));
+        } else {
+            given.try_iter()?.try_for_each(|shape| found.add(name, &shape?))?;
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, name: &str, shape: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (first, number) = (self.sizes.len(), self.ends.len());
+        if !plain_integers(shape, &mut self.sizes) {
+            self.sizes.extend(integers(&format!("{name}[{number}]"), shape)?);
+        }
+        if let Some(dim) = self.sizes[first..].iter().position(|size| *size < 0) {
+            let size = self.sizes[first + dim];
+            let why = format!("{name}[{number}][{dim}] is {size}, but a dim has at least 0 elements");
+            return Err(LayoutError::new_err(why));
+        }
+        self.ends.push(self.sizes.len());
+        Ok(())
+    }
+
+    pub(crate) fn all(&self) -> Vec<&[i64]> {
+        let first = |number: usize| if number == 0 { 0 } else { self.ends[number - 1] };
+        self.ends.iter().enumerate().map(|(number, end)| &self.sizes[first(number)..*end]).collect()
+    }
+}
+
+/// Adds the integers of a tuple or a list that has nothing else; false for all others.
+fn plain_integers(given: &Bound<'_, PyAny>, into: &mut Vec<i64>) -> bool {
+    let before = into.len();
+    let mut add = |item: &Bound<'_, PyAny>| {
+        item.is_exact_instance_of::<PyInt>()
+            && item.extract().is_ok_and(|number| {
+                into.push(number);
+                true
+            })
+    };
+    let all = if let Ok(tuple) = given.cast_exact::<PyTuple>() {
+        tuple.iter_borrowed().all(|item| add(&item))
+    } else if let Ok(list) = given.cast_exact::<PyList>() {
+        list.iter().all(|item| add(&item))
+    } else {
+        false
+    };
+    if !all {
+        into.truncate(before);
+    }
+    all
 }
 
 fn reduction_named(name: &str) -> PyResult<Reduction> {
@@ -124,12 +186,11 @@ fn reduction_named(name: &str) -> PyResult<Reduction> {
     })
 }
 
-pub(crate) fn listed(name: &str, shapes: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<i64>>> {
-    let shape = |(number, shape): (usize, PyResult<Bound<'_, PyAny>>)| integers(&format!("{name}[{number}]"), &shape?);
-    shapes.try_iter()?.enumerate().map(shape).collect()
-}
-
 fn attribute(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Attribute> {
+    let mut numbers = Vec::new();
+    if plain_integers(value, &mut numbers) {
+        return Ok(Attribute::Integers(numbers));
+    }
     if let Ok(truth) = value.cast_exact::<PyBool>() {
         return Ok(Attribute::Integer(i64::from(truth.is_true())));
     }

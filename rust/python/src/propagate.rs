@@ -10,7 +10,7 @@ use shardwise_core::{
     computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
-        Bodies, Flow, Lowered, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
+        Bodies, Flow, Lowered, Node, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
         settle as settled,
     },
     sub_axis::SubAxis,
@@ -19,7 +19,7 @@ use shardwise_core::{
 use crate::{
     convert::{integers, strings},
     errors::{answer, guard, to_py},
-    factor::{FactorRule, listed},
+    factor::{FactorRule, Shapes},
     mesh::Mesh,
 };
 
@@ -40,8 +40,8 @@ pub(crate) fn settle<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     answer(py, || {
         let policy = policy_named(policy)?;
-        let shapes = listed("shapes", shapes)?;
-        let shapes: Vec<&[i64]> = shapes.iter().map(Vec::as_slice).collect();
+        let shapes = Shapes::new("shapes", shapes)?;
+        let shapes = shapes.all();
         let itemsizes = integers("itemsizes", itemsizes)?;
         let layouts = layouts.try_iter()?.map(|layout| specs(&mesh.core, &layout?)).collect::<PyResult<Vec<_>>>()?;
         let rule = rule.core.sized(&shapes).map_err(to_py)?;
@@ -99,7 +99,7 @@ impl Computation {
         outputs: Vec<usize>,
     ) -> PyResult<Self> {
         guard(|| {
-            let shapes: Vec<Arc<[i64]>> = listed("shapes", shapes)?.into_iter().map(Arc::from).collect();
+            let shapes: Vec<Arc<[i64]>> = Shapes::new("shapes", shapes)?.all().into_iter().map(Arc::from).collect();
             let dtypes: Vec<Arc<str>> = dtypes.into_iter().map(Arc::from).collect();
             let mut rules = HashSet::new();
             let ops = ops.try_iter()?.map(|op| said(op?.extract()?, &shapes, &mut rules));
@@ -152,6 +152,14 @@ type MadeConstant = (usize, Vec<usize>, Vec<usize>);
 /// decides.
 type BodiesOfOp = (Vec<usize>, Vec<usize>, Option<i64>, Option<usize>);
 
+/// An op or edge for which something moves: its number, that of the first like it, its place, values, their origins, how often.
+type Moving = (usize, usize, Vec<usize>, Vec<usize>, Vec<usize>, i64);
+
+/// The place of an op or of that whose edge it is; none for an edge to a result.
+fn place(flow: &Flow, node: &Node) -> Vec<usize> {
+    if node.part == Part::Output { Vec::new() } else { flow.path(node.place) }
+}
+
 /// The layouts of all values of a computation, and how its ops compute.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Propagated {
@@ -177,10 +185,24 @@ impl Propagated {
         answer(py, || Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
     }
 
-    /// The ops and edges for which something moves, or may.
+    /// The ops and edges for which something moves, or may: each with the first that moves as it does, its place, the values, the
+    /// numbers that they have in their own computations, and how often it is computed.
     #[getter]
     fn moving<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok(self.core.moving().collect::<Vec<usize>>()))
+        answer(py, || {
+            let flow = &self.core.flow;
+            let mut firsts = HashMap::new();
+            let of = |number: usize| {
+                let node = self.core.node(number)?;
+                // What computes in one way is of one rule, and of values of the same layouts.
+                let how = self.core.lowered[number].as_ref().map(Arc::as_ptr);
+                let dtypes: Vec<&str> = node.values.iter().map(|value| &*flow.dtypes[*value]).collect();
+                let first = *firsts.entry((how, node.part, dtypes)).or_insert(number);
+                let origins: Vec<usize> = node.values.iter().map(|value| flow.origins[*value]).collect();
+                Some((number, first, place(flow, node), node.values.clone(), origins, node.times))
+            };
+            Ok(self.core.moving().filter_map(of).collect::<Vec<Moving>>())
+        })
     }
 
     /// The constants.
@@ -223,7 +245,7 @@ impl Propagated {
     fn node<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
             let flow = &self.core.flow;
-            let node = flow.nodes.iter().chain(&flow.outputs).nth(number);
+            let node = self.core.node(number);
             let node = node.ok_or_else(|| PyValueError::new_err(format!("there is no op {number}")))?;
             let part = match (node.way, node.part) {
                 (Way::Constraint, _) => "constraint",
@@ -232,7 +254,6 @@ impl Propagated {
                 (_, Part::Result) => "result",
                 (_, Part::Output) => "output",
             };
-            let place = if node.part == Part::Output { Vec::new() } else { flow.path(node.place) };
             let names = |specs: &[Vec<SubAxis>]| named(py, &flow.mesh, specs);
             let all = |layouts: &[Option<Specs>]| {
                 let layouts = layouts.iter().map(|layout| layout.as_deref().map(names).transpose());
@@ -242,7 +263,7 @@ impl Propagated {
             let how =
                 |op: &Lowered| (names(&op.cuts)?, all(&op.local)?, summed(op)?, all(&op.possible)?).into_pyobject(py);
             let how = self.core.lowered[number].as_deref().map(how).transpose()?;
-            let (place, values) = (PyTuple::new(py, place)?, PyTuple::new(py, &node.values)?);
+            let (place, values) = (PyTuple::new(py, place(flow, node))?, PyTuple::new(py, &node.values)?);
             (part, place, values, node.times, how).into_pyobject(py)
         })
     }
