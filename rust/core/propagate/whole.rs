@@ -61,7 +61,7 @@ struct Passes<'a> {
     layouts: Layouts,
     /// The tensors of an op that take other layouts, and which: by the layouts of all, the rule and the directions.
     agreed: Map<Box<[u32]>, Rc<[(usize, u32)]>>,
-    /// What the next is looked up by.
+    /// The key of the next op.
     key: Vec<u32>,
     /// True if a value keeps axes free.
     keeps: bool,
