@@ -189,6 +189,7 @@ __getattr__, __dir__ = lazy(
         "open": "shardwise.open_checkpoint",
         "plan": "shardwise.plan_reshard, plan_model or plan_checkpoint",
         "save": "shardwise.save_checkpoint",
+        "shard": "shardwise.distribute_tensor",
         "training_state": "shardwise.state.training_state",
         "verify": "shardwise.verify_checkpoint",
     },

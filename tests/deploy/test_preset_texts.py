@@ -109,7 +109,7 @@ def test_families_without_rules_or_stages_are_refused() -> None:
         preset("vllm(2)")
     with pytest.raises(sw.LayoutError, match="vLLM has no pipeline stages for models of the type bert"):
         preset("vllm(pp=2)", {**LLAMA, "model_type": "bert"})
-    with pytest.raises(sw.LayoutError, match="which its rules here do not"):
+    with pytest.raises(sw.LayoutError, match="and these rules do not"):
         preset("sglang(tp=2)", read("deepseek-v3-0")["config"] | {"n_routed_experts": 256})
     # `GPTModel` has output_layer.weight on a last stage without the embedding.
     tied = {**LLAMA, "tie_word_embeddings": True}

@@ -228,7 +228,7 @@ ADVICE = {
         lambda path: reshard(path, "made", DEPLOYED, to="ranks"),
     ),
     "axes of engines": Advice(
-        "a mesh of one axis, or of pp and another",
+        "give one axis, or pp and another",
         lambda path: reshard(path, "made", layouts(sw.DeviceMesh((2, 2), ("dp", "tp"))), to="vllm"),
         lambda path: reshard(path, "made", layouts(), to="vllm"),
     ),

@@ -20,8 +20,8 @@ for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
 `reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, `learn` no rewrite for a tensor, `fits` no size
-that fits, or `state` needs more than `--memory`; 2 for bad input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` or
-`state` cannot tell; 70 for a fault of shardwise itself.
+that fits, or `state` needs more than `--memory`; 2 for bad input, with one line on the standard error; 3 if `verify`
+finds damage; 4 if `fits` or `state` cannot tell; 70 for a fault of shardwise itself.
 """
 
 import argparse

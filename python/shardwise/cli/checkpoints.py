@@ -117,7 +117,7 @@ def _check_names(rules: Path | None, to: str | None) -> None:
         return
     family = name.rpartition("/")[2]
     others = [each for each in known if each.endswith(f"/{family}") and each.startswith(("vllm/", "sglang/"))]
-    instead = f"--rules {' or '.join(others)}" if others else "`shardwise rules` lists those that are"
+    instead = f"--rules {' or '.join(others)}" if others else "rules of these engines, which `shardwise rules` lists"
     raise ValueError(
         f"--to vllm writes for the loaders of vLLM and SGLang, but --rules {name} has other names than these: give "
         f"{instead}, or write files with any names by --to ranks"

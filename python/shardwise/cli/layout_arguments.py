@@ -184,7 +184,7 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Say for each size of tensor and expert parallelism whether a model, also a quantized one, fits: as it is, "
             "with shared tiles, with padding, or not, with the tensor and the blocks that are in the way; and what "
             "engines refuse. Only headers are read; for known families config.json is enough. Tensors whose names are "
-            "not known make a size unknown, and the exit status 4: rules say how they are cut. If no size fits, it is 1."
+            "not known make a size unknown, and the exit status 4: rules say how they are cut. It is 1 if none fits."
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")

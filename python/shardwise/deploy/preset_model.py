@@ -49,8 +49,7 @@ class PresetModel(NamedTuple):
                 return found[0]
         raise LayoutError(
             f"the package has no rules for models of the type {' with '.join(types)} in {engine}: give the rules file "
-            "of another family that has the same names, or one of your own; `shardwise rules` lists those that there "
-            "are"
+            "of another family that has the same names, or one of your own; `shardwise rules` lists all"
         )
 
     def _chosen(self, names: list[str]) -> list[str]:

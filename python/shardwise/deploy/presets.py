@@ -188,8 +188,8 @@ class _SGLang:
         served, fused = model_of(model.config) if model.experts else None, self.fuse_shared_experts
         if served is not None and (fused or (fused is None and served.shared_stacked(ep))):
             raise LayoutError(
-                "SGLang stacks the shared experts of this model after the routed ones on CUDA, which its rules here do "
-                "not: give fuse_shared_experts=false for a server that is told to hold them apart"
+                "on CUDA SGLang stacks the shared experts of this model after the routed ones, and these rules do not: "
+                "give fuse_shared_experts=false for a server that is told to hold them apart"
             )
         stages = stages_of(model, self.layers, "last", pp)
         meshes = {

@@ -53,8 +53,8 @@ def engine_rules(engine: str, config: Mapping[str, Any]) -> str:
                 f"the model is of the type {shown(types)}, for which there are {', '.join(found)}; name one"
             )
     raise LayoutError(
-        f"there are no rules of {engine} for a model of the type {shown(types)}; `shardwise rules` lists those that "
-        "come with the package, and a file of your own may be given"
+        f"there are no rules of {engine} for a model of the type {shown(types)}; `shardwise rules` lists those of the "
+        "package; you can give a file of your own"
     )
 
 

@@ -287,7 +287,7 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
         if kind == "unreduced":
             names = axes_along(mesh, indices[:, entry], sharding.tile[entry])
             if names is None:
-                raise LayoutError(f"{shown(text)}: the partial sums are not those over any axes of {shown(mesh)}")
+                raise LayoutError(f"{shown(text)}: no axes of {shown(mesh)} have these partial sums")
             summed += names
     return layout_of_indices(repr(text), mesh, indices, sharding.num_tiles, summed)
 

@@ -317,8 +317,7 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
     if bool(source.parts) != bool(target.parts):
         key, parts = ("to", source.parts) if source.parts else ("from", target.parts)
         raise LayoutError(
-            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and its order is not stated; the shape "
-            "does not tell it, packed does"
+            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and nothing states their order: packed does"
         )
     if set(source.parts) != set(target.parts):
         raise LayoutError(f"from has the parts {shown(list(source.parts))}, to {shown(list(target.parts))}")

@@ -139,7 +139,7 @@ def _files_of(path: Location, count: int) -> list[list[str]]:
         found = {rank: [name] for rank, name in bare_ranks(there).items()}
     if not found:
         raise ParseError(
-            f"{path}: has no files of ranks, of which the names would end with the number of a rank: "
+            f"{path}: has no files of ranks. Their names end with the number of a rank, as in "
             "consolidated.00.pth, model-rank-0-part-0.safetensors, tp_rank_00.pt"
         )
     if sorted(found) != list(range(count)):

@@ -145,7 +145,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
     ) -> None:
         besides = Besides() if besides is None else besides
         if not (isinstance(tensors, Mapping) and isinstance(besides, Besides) and isinstance(form, str)):
-            raise TypeError("a StoredCheckpoint is made by what opens it, of a path, a format and mappings")
+            raise TypeError("open_checkpoint makes each StoredCheckpoint, of a path, a format and mappings")
         self.path = path
         self.format = form
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(besides.metadata))

@@ -60,9 +60,7 @@ class StoredTensor(Drawn, ReadsFiles):
     ) -> None:
         is_one = isinstance(name, str) and isinstance(dtype, Dtype) and isinstance(shape, tuple)
         if not (is_one and isinstance(pieces, Sequence) and isinstance(alias_of, (str, type(None)))):
-            raise TypeError(
-                "a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces"
-            )
+            raise TypeError("open_checkpoint makes each StoredTensor, of a name, a Dtype, a shape and pieces")
         self.name = name
         self.known_dtype = dtype
         self.shape = shape

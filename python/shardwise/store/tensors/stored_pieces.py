@@ -72,7 +72,7 @@ class StoredPiece(ReadsFiles):
         fill: npt.NDArray[Any] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
-            raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
+            raise TypeError("open_checkpoint makes each StoredPiece: box must be a tuple, and key a text")
         self.bounds = box
         self.path = path
         self.key = key

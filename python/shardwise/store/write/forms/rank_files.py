@@ -247,8 +247,8 @@ def _vllm_names(ranks: FileRanks) -> Any:
     axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)
     if whole is None or len([axis for axis in axes if axis != "pp"]) > 1:
         raise LayoutError(
-            f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang ask for "
-            "the rank of tensor parallelism and, in vLLM, of the pipeline: a mesh of one axis, or of pp and another"
+            f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang know "
+            "the rank of tensor parallelism only, and vLLM's that of the pipeline: give one axis, or pp and another"
         )
 
     def name(rank: int) -> str:
