@@ -49,12 +49,12 @@ def test_each_type() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"dp": "S(0)", "tp": "S(0)"}, "S says no order of them; a PartitionSpec does"),
+        ({"dp": "S(0)", "tp": "S(0)"}, "S does not state their order; a PartitionSpec does"),
         ({"dp": "R"}, "axis 'tp' has no type"),
         ({"dp": "R", "tp": "V"}, "axis 'tp' is V: its values differ, and nothing says by which dim"),
         ({"dp": "R", "tp": "S(2)"}, r"axis 'tp' is S\(2\), but the tensor has 2 dims"),
         ({"dp": "X", "tp": "R"}, "axis 'dp' has the type 'X'"),
-        ({"pp": "R"}, "axis 'pp' is not one of the mesh"),
+        ({"pp": "R"}, "axis 'pp' is not in the mesh"),
         (("tp", None, None), "the spec has 3 entries, but the tensor has 2 dims"),
     ],
 )

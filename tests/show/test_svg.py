@@ -628,7 +628,7 @@ def test_what_a_plan_moves_is_what_its_cells_say(drawn: dict[str, Drawing]) -> N
     assert halves["cpu:4 to cpu:0"].held == "12 B sent"
     assert (cells["cpu:0 to cpu:0"].look[0], cells["cpu:4 to cpu:0"].look[0]) == ("line", "tile h7")
     assert {"cpu:4 sends 24 B", "cpu:0 gets 24 B"} <= set(drawn["plan"].written())
-    with pytest.raises(sw.LayoutError, match="dtype is 'int8', but the picture of a DeviceMesh has none"):
+    with pytest.raises(sw.LayoutError, match="dtype is 'int8', but the picture of a DeviceMesh takes no dtype"):
         sw.draw(MESH, dtype="int8")
 
 
@@ -765,12 +765,12 @@ def test_fills_are_of_one_lightness_and_greys_in_equal_steps() -> None:
     ("arguments", "options", "error", "message"),
     [
         ((ROWS.partition((4, 4)), (5,)), {}, sw.LayoutError, "but what is of shape"),
-        ((MESH, (5,)), {}, sw.LayoutError, "a DeviceMesh takes none"),
+        ((MESH, (5,)), {}, sw.LayoutError, "a DeviceMesh takes no shape"),
         ((ROWS, (4, 4)), {"after": ROWS.partition((8, 4))}, sw.LayoutError, "they must be equal"),
         ((sw.TensorLayout(("data",)), (4,)), {}, sw.LayoutError, "device_mesh"),
         ((ROWS,), {"after": COLUMNS}, sw.LayoutError, "shape is needed to draw what next to another"),
         ((sw.TensorLayout(("data",)),), {}, sw.LayoutError, "draw needs a device_mesh"),
-        ((ROWS, (4, 4)), {"dtype": "int8"}, sw.LayoutError, "the picture of a TensorLayout has none"),
+        ((ROWS, (4, 4)), {"dtype": "int8"}, sw.LayoutError, "the picture of a TensorLayout takes no dtype"),
         ((MESH,), {"form": "png"}, sw.LayoutError, "form is 'png'; it must be one of 'svg', 'html', 'text'"),
         ((ROWS.partition((4, 4)), 5), {}, TypeError, "shape must be a sequence of integers, got 5"),
         ((ROWS, (4, 4)), {"after": "data"}, TypeError, "after must be a layout"),
