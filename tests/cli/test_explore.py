@@ -137,6 +137,12 @@ def test_a_port_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "must be from 0 to 65535" in capsys.readouterr().err
 
 
+def test_a_port_that_is_taken_is_an_error(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    port = address.rpartition(":")[2]
+    assert main(["explore", "--port", port, "--no-browser"]) == 2
+    assert f"--port {port}: Address already in use; without --port a free one is taken" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
 def test_the_command_says_its_address_and_ends_with_ctrl_c() -> None:
     command = [sys.executable, "-m", "shardwise", "explore", "--no-browser"]

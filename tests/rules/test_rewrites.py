@@ -206,8 +206,16 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
             sw.LayoutError,
             "to is one tensor of the parts q, k, and nothing states their order",
         ),
-        ({"from": "b", "to": "{q,k}"}, sw.LayoutError, "from is one tensor of the parts q, k, and nothing states their order"),
-        ({"from": PACKED, "to": "b"}, sw.LayoutError, "to is one tensor of the parts q, k, and nothing states their order"),
+        (
+            {"from": "b", "to": "{q,k}"},
+            sw.LayoutError,
+            "from is one tensor of the parts q, k, and nothing states their order",
+        ),
+        (
+            {"from": PACKED, "to": "b"},
+            sw.LayoutError,
+            "to is one tensor of the parts q, k, and nothing states their order",
+        ),
         ({"from": "{q,k}", "to": {"name": "x", "packed": "(2) + (3)"}}, sw.LayoutError, "the order is not stated"),
         ({"from": "{q,v}", "to": PACKED}, sw.LayoutError, r"from has the parts \['q', 'v'\], to \['q', 'k'\]"),
         ({"from": "{a,b}.{q,k}", "to": PACKED}, sw.LayoutError, "is not on the other side"),

@@ -229,7 +229,10 @@ def make_server(port: int = 0) -> ThreadingHTTPServer:
     """Return the page's server, for this machine alone; port 0 stands for any free port."""
     if not 0 <= port < 1 << 16:
         raise ParseError(f"--port {port} is not a port; it must be from 0 to 65535")
-    return _Server((HOST, port), _Handler)
+    try:
+        return _Server((HOST, port), _Handler)
+    except OSError as error:
+        raise ParseError(f"--port {port}: {error.strerror}; without --port a free one is taken") from None
 
 
 def run_explore(screen: Screen, options: argparse.Namespace) -> int:

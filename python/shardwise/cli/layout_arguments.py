@@ -142,7 +142,7 @@ def add_propagate(commands: "argparse._SubParsersAction[Parser]") -> None:
         "propagate",
         help="say what a whole computation on cut tensors moves, and why",
         description=(
-            "Read a computation as JSON, as `Computation.to_json` gives it, and list what must move, the most bytes "
+            "Read a computation as JSON (json.dumps of its to_json()), and list what must move, the most bytes "
             "first, with the lines of the source and why."
         ),
     )
