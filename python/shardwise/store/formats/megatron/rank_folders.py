@@ -72,7 +72,7 @@ def rank_of(file: Holder, states: Holder | None) -> MegatronRank:
     container = Container(file)
     values = as_dict(container.read_objects())
     if "args" not in values:
-        raise not_read(file.path, "it has no args of Megatron's training script, which say how it was parallel")
+        raise not_read(file.path, "it lacks the args of Megatron's training script, so its parallelism is not known")
     arguments = read_arguments(values["args"], file.path)
     chunks = []
     for key in sorted((key for key in values if is_chunk(key)), key=_in_order):

@@ -90,7 +90,7 @@ def read_arguments(value: Any, where: object) -> Arguments:
     """
     said = state_of(value, "Namespace")
     if said is None:
-        raise ParseError(f"{where}: has no args of Megatron's training script, which say how it was parallel")
+        raise ParseError(f"{where}: lacks the args of Megatron's training script, so its parallelism is not known")
 
     def number(name: str, other: int, least: int = 1) -> int:
         held = said.get(name, other)

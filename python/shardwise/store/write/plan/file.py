@@ -111,7 +111,7 @@ def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
             sections[name] = InFile(file, nbytes, begins[first : end + 1], digests)
             first = end
         if first != blocks:
-            raise ValueError("it has blocks of no section")
+            raise ValueError("some of its blocks belong to no section")
         plan = kind.of_sections(head, sections, file=path, digest=found[2].decode())
         if sum(held.nbytes for held in sections.values()) <= _SMALL:
             check_plan(plan)
@@ -290,7 +290,7 @@ def _check_files(plan: CheckpointTasks, tensors: npt.NDArray[np.void]) -> None:
     _numbers(plan, "boxes")
     numbers, places, table = slots["tensor"], slots["place"], plan.slot_table
     if (numbers < 0).any() or (places < 0).any() or (numbers >= len(tensors)).any():
-        raise ValueError("it has a file with a part of no tensor")
+        raise ValueError("a part of one of its files belongs to no tensor")
     if (places + table.width * table.ranks[numbers] > len(table.pool)).any():
         raise ValueError("it has a file with a box that it does not list")
     _check_boxes(plan, numbers, places)
