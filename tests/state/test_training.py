@@ -88,6 +88,48 @@ def test_partitions_of_zero() -> None:
     assert of_kind(state, "whole") == [(10, 16)] * 8
 
 
+def bytes_per_element(elements: int, ways: int, sharding: str, weights: str, gradients: str | None = None) -> float:
+    """What a rank allocates for a matrix of so many elements, per element, with AdamW and float32 masters."""
+    layouts = sw.LayoutMap(sw.DeviceMesh((ways,), ("data",)), default=())
+    masters = "float32" if sharding == "ddp" else None
+    tensors = {"w": ((elements // 1000, 1000), weights)}
+    state = training_state(tensors, layouts, "adamw", sharding, over=["data"], gradients=gradients, masters=masters)
+    return state.fullest[1] / elements
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sharding", "published"),
+    [
+        (7.5e9, "ddp", {64: "120"}),
+        (7.5e9, "zero2", {4: "41.3", 16: "21.6", 64: "16.6", 256: "15.4", 1024: "15.1"}),
+        (7.5e9, "zero3", {4: "30", 16: "7.5", 64: "1.88", 256: "0.47", 1024: "0.12"}),
+        (128e9, "zero2", {4: "704", 16: "368", 64: "284", 256: "263", 1024: "257"}),
+        (128e9, "zero3", {4: "512", 16: "128", 64: "32", 256: "8", 1024: "2"}),
+        (1e12, "zero2", {4: "5500", 16: "2875", 1024: "2013"}),
+        (1e12, "zero3", {4: "4000", 16: "1000", 64: "250", 256: "62.5", 1024: "15.6"}),
+    ],
+)
+def test_gigabytes_that_zero_was_published_with(parameters: float, sharding: str, published: dict[int, str]) -> None:
+    """Figure 1 and Table 1 of Rajbhandari et al., "ZeRO", arXiv 1910.02054: with Adam in float16, rounded or cut."""
+    for ways, said in published.items():
+        found = parameters * bytes_per_element(int(parameters), ways, sharding, "float16") / 1e9
+        digits = len(said.partition(".")[2])
+        assert abs(found - float(said)) < 10**-digits, (ways, found, said)
+
+
+@pytest.mark.parametrize("ways", [1, 8, 64])
+def test_bytes_that_megatron_was_published_with(ways: int) -> None:
+    """The table of Megatron-LM's `docs/source/api-guide/dist_optimizer.md`, which leaves out padding and steps.
+
+    Its row of float16 gradients has 4 bytes more, for float32 copies that live within a step.
+    """
+    for weights, whole, fixed, shared in (("bfloat16", 18, 6, 12), ("float32", 16, 8, 8)):
+        found = bytes_per_element(2**30 // 1000 * 1000, ways, "megatron-ddp", weights, "float32")
+        assert found == pytest.approx(whole, rel=1e-6)
+        found = bytes_per_element(2**30 // 1000 * 1000, ways, "megatron", weights, "float32")
+        assert found == pytest.approx(fixed + shared / ways, rel=1e-6)
+
+
 def test_buckets_of_megatron() -> None:
     """From the last: 5 at 0, 15 at 64, 15 at 128 to 143; the bucket ends at a multiple of 128: 256, and 64 each."""
     state = training_state(MODEL, rules(), "adamw", "megatron", gradients="float32")
