@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -176,7 +175,9 @@ class Parser(argparse.ArgumentParser):
             return said
         if wrong[1] in CALLED and CALLED[wrong[1]] in known:
             return f"; did you mean {CALLED[wrong[1]]}?"
-        near = difflib.get_close_matches(wrong[1], known, 1, 0.7)
+        from difflib import get_close_matches  # Slow to import.
+
+        near = get_close_matches(wrong[1], known, 1, 0.7)
         return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -305,6 +304,9 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
             return table.shapes(parts[str(table.type)])
         known = {*_FAMILIES, *_tables()}
         given = " and ".join(dict.fromkeys(map(shown, types)))
+        with importing:
+            from difflib import get_close_matches  # Slow to import.
+
         near = [one for kind in types for one in get_close_matches(str(kind), known)]
         also = f", such as {', '.join(dict.fromkeys(near))}" if near else ""
         raise ParseError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -105,7 +104,10 @@ def check_table(table: object, place: str, required: set[str] | None = None, opt
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The key that was meant, if one is near enough."""
-    found = difflib.get_close_matches(key[:_LONGEST_COMPARED].lower(), known, 1, 0.7)
+    with importing:
+        from difflib import get_close_matches  # Slow to import.
+
+    found = get_close_matches(key[:_LONGEST_COMPARED].lower(), known, 1, 0.7)
     return found[0] if found else None
 
 

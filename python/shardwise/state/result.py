@@ -334,7 +334,7 @@ class TrainingState(Drawn):
 
 
 def _at(value: Any, place: int) -> int:
-    return int(value) if np.ndim(value) == 0 else int(value[place])
+    return value if type(value) is int else int(value) if np.ndim(value) == 0 else int(value[place])
 
 
 def _pair(held: npt.NDArray[np.int64], room: npt.NDArray[np.int64], at: int) -> dict[str, int]:

@@ -70,7 +70,10 @@ impl CopyJob {
         guard(|| {
             let mut arrays = Vec::new();
             let (mut read, mut written) = (Vec::new(), Vec::new());
-            let sources = sources.iter().map(|item| source(&item, &mut arrays, &mut read)).collect::<PyResult<_>>()?;
+            let sources: Vec<Source> =
+                sources.iter().map(|item| source(&item, &mut arrays, &mut read)).collect::<PyResult<_>>()?;
+            // The list of maps takes as long to read as a small job to do.
+            let may_be_mapped = !arrays.iter().all(|array| views::owns_memory(array.bind(py)));
             let mut folders = HashMap::new();
             let destinations = destinations
                 .iter()
@@ -79,7 +82,7 @@ impl CopyJob {
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
             let job = detached(py, |poll| -> CoreResult<Result<Job>> {
-                let sources = with_maps(sources);
+                let sources = if may_be_mapped { with_maps(sources) } else { sources };
                 match Disjoint::new(&read, &written, poll) {
                     Err(error) if error.kind() == ErrorKind::Layout => {
                         return Ok(Err(Error::Job(overlap(&error))));

@@ -17,7 +17,7 @@
 
 use numpy::{
     PY_ARRAY_API, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods,
-    npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PyArray_Descr, get_type_object, npy_intp},
+    npyffi::{NPY_ARRAY_OWNDATA, NPY_ARRAY_WRITEABLE, NpyTypes, PyArray_Descr, get_type_object, npy_intp},
 };
 use pyo3::{
     exceptions::PyTypeError,
@@ -118,6 +118,12 @@ pub(crate) fn pieces<'py>(py: Python<'py>, tiling: &dyn Tiling, holder: i64) -> 
 pub(crate) fn writeable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read.
     unsafe { (*array.as_array_ptr()).fields.flags & NPY_ARRAY_WRITEABLE != 0 }
+}
+
+/// True if numpy allocated the memory of `array`, so that it is that of no file.
+pub(crate) fn owns_memory(array: &Bound<'_, PyUntypedArray>) -> bool {
+    // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read.
+    unsafe { (*array.as_array_ptr()).fields.flags & NPY_ARRAY_OWNDATA != 0 }
 }
 
 /// The memory of `array`, for copies of raw bytes. The array must outlive it.

@@ -171,14 +171,18 @@ class SourceFile(NamedTuple):
         return self.path
 
     def check(self) -> None:
-        """Refuse, with ParseError, a file of another size or with other headers; the engine checks its times.
+        """Refuse, with ParseError, a file with other headers, read once per process; the engine checks size and times.
 
-        The headers are read once per process, and again if the name is given to another file.
+        A file that each run makes anew has no change time by which the engine knows it: here its size is checked, and
+        its headers are read again if the name is given to another file.
         """
-        status = os.stat(self.path)  # noqa: PTH116 (each task does, and a Path takes as long)
-        if status.st_size != self.size:
-            raise ParseError(f"{self.path}: has {status.st_size} bytes, but had {self.size} when the plan was made")
-        _check_digest(self, status.st_dev, status.st_ino)
+        number = 0, 0
+        if self.changed is None:
+            status = Path(self.path).stat()
+            if status.st_size != self.size:
+                raise ParseError(f"{self.path}: has {status.st_size} bytes, but had {self.size} when the plan was made")
+            number = status.st_dev, status.st_ino
+        _check_digest(self, number)
 
     def read_by(self, job: CopyJob) -> None:
         """Add the file to the sources of a job."""
@@ -307,7 +311,7 @@ class KeptArray(np.ndarray):
 
 @dataclass(frozen=True, eq=False)
 class SourceBytes(SourceArray):
-    """Bytes in memory that the plan itself states."""
+    """Bytes in memory that the plan itself states; the array owns them, so the engine asks for no file of theirs."""
 
     #: The plan states the bytes, so every run and every process has them.
     is_kept: ClassVar[bool] = True
@@ -330,7 +334,7 @@ def _opened(source: SourceObject) -> ObjectFile:
 
 
 @functools.lru_cache(maxsize=4096)
-def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
+def _check_digest(source: SourceFile, _number: tuple[int, int]) -> None:
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
         raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
 
@@ -353,7 +357,7 @@ def source_for(holder: Any, begin: int, end: int) -> Source:
     `begin` and `end` are the range of the holder's bytes that has the tensors.
     """
     if isinstance(holder, KeptArray):
-        return SourceBytes(np.asarray(holder))
+        return SourceBytes(np.array(holder))
     if isinstance(holder, np.ndarray):
         return SourceArray(holder)
     if holder.is_fetched:

@@ -40,7 +40,7 @@ def source_of(said: Any, places: Locations) -> SourceFile | SourceObject | Sourc
         ValueError: if the entry states none.
     """
     if isinstance(said, dict):
-        return SourceBytes(np.frombuffer(base64.b64decode(said["bytes"], validate=True), np.uint8))
+        return SourceBytes(np.array(np.frombuffer(base64.b64decode(said["bytes"], validate=True), np.uint8)))
     path, size, *rest = said
     sizes = [size, *rest[:-1]]
     if not all(isinstance(text, str) for text in (path, rest[-1])) or not all(type(each) is int for each in sizes):

@@ -184,7 +184,7 @@ def test_a_source_that_is_replaced_between_two_tasks_is_named(tmp_path: Path, me
     plan = sw.plan_checkpoint(source, memory.place("new"), rules(), to="sharded")
     assert plan.run(tasks=[0]) == 1
     another_header(source, other.read_bytes())
-    with pytest.raises(sw.ParseError, match="its headers differ"):
+    with pytest.raises(sw.ParseError, match="its change time differs"):
         plan.run(tasks=[1])
 
 

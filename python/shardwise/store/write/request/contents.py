@@ -36,7 +36,7 @@ from .request import Request
 __all__ = ["CheckpointContents", "make_plan", "with_shares"]
 
 #: The most bytes of a task; and for small checkpoints the least.
-_TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
+_TASK, _LEAST_TASK = 64 * 2**20, 32 * 2**20
 #: The most bytes of a task whose sources are fetched from a store into memory.
 _FETCHED_TASK = 16 * 2**20
 #: A table without rows.
