@@ -26,8 +26,8 @@ def of(count: int, task_bytes: int | None = None) -> Any:
     return make_plan(request, CheckpointContents([Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], "hf"))
 
 
-def test_tasks_have_from_16_to_64_mib_and_128_of_them_in_between() -> None:
-    for total, each in ((0, 16), (128 * 16, 16), (128 * 17, 17), (128 * 64, 64), (128 * 65, 64)):
+def test_tasks_have_from_32_to_64_mib_and_128_of_them_in_between() -> None:
+    for total, each in ((0, 32), (128 * 32, 32), (128 * 33, 33), (128 * 64, 64), (128 * 65, 64)):
         assert of(total * MIB).task_bytes == each * MIB
     assert of(MIB, 2**16).task_bytes == 2**16
     with pytest.raises(sw.LayoutError, match="task_bytes is 65535; it must be at least 65536"):
