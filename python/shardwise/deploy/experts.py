@@ -96,7 +96,7 @@ class ExpertMap:
 
     @classmethod
     def redundant(cls, num_experts: int, redundant: int, ep: int) -> ExpertMap:
-        """Return all experts once and then some again, before any load is known, as vLLM and SGLang begin.
+        """Return the map with which vLLM and SGLang begin, no load being known: each expert once, then the first ones.
 
         Args:
             num_experts: the experts of the model.

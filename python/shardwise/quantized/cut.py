@@ -216,7 +216,7 @@ def _together(found: list[Part | _Shared], sizes: list[int], mesh: DeviceMesh) -
 
 
 def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec | _Shared:
-    """The spec of a component's dim; an element of the logical dim is `row` of those that the blocks count."""
+    """Return the spec of a component's dim. Of an element of the parts, the logical dim's, the blocks count `row`."""
     sizes = [math.prod(factor or 0 for factor in one.factors) * row for one in parts]
     for number, base in enumerate(accumulate(sizes[:-1]), 1):
         if base % along.block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from .orders import check_packed
 from .run import slices_of
 from .same import same_holders
 from .transfer import Transfer
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Transfers"]
 

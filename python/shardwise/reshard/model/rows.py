@@ -31,9 +31,9 @@ class _RowTemplate(NamedTuple):
 
     Attributes:
         rows: The rows, in order, without tensors.
-        leaf: Which of the tensors that a tensor is made of each is of, or `ZEROS`.
+        leaf: For each row, which of the sources of its tensor has the elements; or `ZEROS`.
         tensors: The positions of the tensors.
-        sources: The positions of the tensors that each is made of.
+        sources: For each tensor, the positions of the stored tensors that it is made of.
     """
 
     rows: RowTable

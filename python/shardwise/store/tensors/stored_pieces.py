@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from ..data.boxes import Located, check_box
 from ..data.files import ReadsFiles
 from ..data.location import Location
 from ..data.text import box_text
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Decoding", "ListedPieces", "StoredPiece", "check_chunk", "decoding_memory", "whole_box"]
 

@@ -353,7 +353,12 @@ class _StepFolder(Rows):
                 self._add_split(name)
 
     def _add_split(self, name: str, owner: str | None = None) -> None:
-        """Add a weight of which each data-parallel rank has a part: of its masters, or, if it is frozen, of itself."""
+        """Add a weight that is cut over the data-parallel ranks: its master copy or, if it is frozen, its own parts.
+
+        Args:
+            name: The weight.
+            owner: The weight that it is tied to, of which it becomes an alias.
+        """
         if owner is not None and name not in self.cuts:
             if owner not in self.weights:
                 self._add_split(owner)

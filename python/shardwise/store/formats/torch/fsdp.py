@@ -74,7 +74,7 @@ class _ModelFiles(NamedTuple):
 def open_form(
     path: Location, *, padded: bool = False, parameter_names: Sequence[str] | None = None
 ) -> StoredCheckpoint:
-    """Open the folder.
+    """Open a folder in which each rank of FSDP wrote files of its own, with the tensors put together over the ranks.
 
     Args:
         path: The folder.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, get_args
@@ -19,7 +19,6 @@ from ...rewritten.wanted import number_of, wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_stages, with_head, with_other_names
-from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
 from ..forms.nested import Nested
@@ -72,7 +71,7 @@ def plan_form(
             ranks there are.
         TypeError: if the form cannot hold a tensor's dtype.
     """
-    path, layouts, rank = request.target, request.layouts, request.rank
+    layouts, rank = request.layouts, request.rank
     for tensor in wanted:
         if to in _OF_TORCH and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
@@ -96,39 +95,80 @@ def plan_form(
         said["shardwise.aliases"] = json.dumps(aliases)
     if rank is not None and to != "ranks":
         raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
-    form: str = to
-    files: Sequence[TargetFile]
-    if to == "safetensors":
-        files = single_file(path.name, kept, said)
-    elif to == "hf":
-        files = hugging_face_files(kept, request.max_file_bytes, said)
-    elif to == "torch" and nested is not None:
-        kept.append(_pickle_of(nested, kept, aliases))
-        files, aliases, paths = [torch_file(path.name, kept)], {}, NONE
-    elif to == "fsdp2" and nested is not None:
-        made = fsdp_files(nested, kept, aliases, file_ranks(layouts, kept), wanted_bytes, device)
-        files, kept, aliases, paths = made.files, [*kept, *made.values], {}, NONE
-        beside, said = {**beside, **made.beside}, {}
-    elif to == "universal" and nested is not None:
-        folder = universal_files(nested, kept, aliases, wanted_bytes, number_of)
-        files, kept, aliases, paths, beside = folder.files, folder.wanted, {}, NONE, folder.beside
-    elif WRITTEN[to].has_arrays:
-        ranks = file_ranks(layouts, kept)
-        if to == "vllm":
-            check_stages(kept, ranks)
-            check_blocks(kept)
-        if rank is None:
-            files, text = rank_files(kept, ranks, said, to, request.max_file_bytes)
-            beside = {**beside, RANKS: text}
-        else:
-            kept, said = one_rank(kept, ranks, said, rank)
-            files, aliases, form = single_file(path.name, kept, said, has_digests=False), {}, "rank"
-    else:
-        files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
+    contents = CheckpointContents(kept, (), to, said, aliases, paths, beside=beside)
+    contents = _FILES[to](request, contents) if nested is None else _NESTED_FILES[to](request, contents, nested)
     said_of: dict[Any, dict[str, Any]] = {}
-    are_cut = WRITTEN[form].is_cut
-    cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
-    return make_plan(request, CheckpointContents(kept, files, form, said, aliases, paths, cuts, beside))
+    are_cut = WRITTEN[contents.form].is_cut
+    cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in contents.wanted]
+    return make_plan(request, replace(contents, cuts=cuts))
+
+
+def _single_file(request: Request, contents: CheckpointContents) -> CheckpointContents:
+    return replace(contents, files=single_file(request.target.name, contents.wanted, contents.metadata))
+
+
+def _hugging_face_files(request: Request, contents: CheckpointContents) -> CheckpointContents:
+    return replace(contents, files=hugging_face_files(contents.wanted, request.max_file_bytes, contents.metadata))
+
+
+def _sharded_files(_: Request, contents: CheckpointContents) -> CheckpointContents:
+    return replace(contents, files=sharded_files(contents.wanted, contents.metadata))
+
+
+def _dcp_files(_: Request, contents: CheckpointContents) -> CheckpointContents:
+    return replace(contents, files=dcp_files(contents.wanted))
+
+
+def _rank_files(request: Request, contents: CheckpointContents) -> CheckpointContents:
+    """Add the files of all ranks, or the only file of the rank that the request names."""
+    kept, said, form = contents.wanted, contents.metadata, contents.form
+    ranks = file_ranks(request.layouts, kept)
+    if form == "vllm":
+        check_stages(kept, ranks)
+        check_blocks(kept)
+    if request.rank is None:
+        files, text = rank_files(kept, ranks, said, form, request.max_file_bytes)
+        return replace(contents, files=files, beside={**contents.beside, RANKS: text})
+    kept, said = one_rank(kept, ranks, said, request.rank)
+    one = single_file(request.target.name, kept, said, has_digests=False)
+    return replace(contents, wanted=kept, files=one, form="rank", metadata=said, aliases={})
+
+
+def _torch_file(request: Request, contents: CheckpointContents, nested: Nested) -> CheckpointContents:
+    kept = [*contents.wanted, _pickle_of(nested, contents.wanted, contents.aliases)]
+    return replace(contents, wanted=kept, files=[torch_file(request.target.name, kept)], aliases={}, paths=NONE)
+
+
+def _fsdp_files(request: Request, contents: CheckpointContents, nested: Nested) -> CheckpointContents:
+    kept = contents.wanted
+    ranks, device = file_ranks(request.layouts, kept), _device_of(request)
+    made = fsdp_files(nested, kept, contents.aliases, ranks, wanted_bytes, device)
+    return replace(
+        contents, wanted=[*kept, *made.values], files=made.files, metadata={}, aliases={}, paths=NONE,
+        beside={**contents.beside, **made.beside},
+    )  # fmt: skip
+
+
+def _universal_files(_: Request, contents: CheckpointContents, nested: Nested) -> CheckpointContents:
+    made = universal_files(nested, contents.wanted, contents.aliases, wanted_bytes, number_of)
+    return replace(contents, wanted=made.wanted, files=made.files, aliases={}, paths=NONE, beside=made.beside)
+
+
+#: The function of each form that adds its files to the contents of a checkpoint.
+_FILES: dict[str, Callable[[Request, CheckpointContents], CheckpointContents]] = {
+    "safetensors": _single_file,
+    "hf": _hugging_face_files,
+    "sharded": _sharded_files,
+    "ranks": _rank_files,
+    "vllm": _rank_files,
+    "dcp": _dcp_files,
+}
+#: The same of forms whose files have a nested dict of tensors and values.
+_NESTED_FILES: dict[str, Callable[[Request, CheckpointContents, Nested], CheckpointContents]] = {
+    "torch": _torch_file,
+    "fsdp2": _fsdp_files,
+    "universal": _universal_files,
+}
 
 
 def _device_of(request: Request) -> str:
