@@ -191,7 +191,8 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
     for (cuts, size) in tensors.iter().zip(sizes) {
         for offer in &mut offers {
             let cut = cuts[offer.factor].as_ref();
-            if cut.is_some_and(|cut| cut.axes.starts_with(&offer.axes)) {
+            // A part of an axis begins it.
+            if cut.is_some_and(|cut| axes::prefix(&offer.axes, &cut.axes) != Prefix::Not) {
                 offer.weight = offer.weight.saturating_add(*size);
             }
         }
