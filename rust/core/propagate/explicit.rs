@@ -213,15 +213,13 @@ impl Explicit<'_> {
             }
             "transpose" | "broadcast_in_dim" | "reduce" => Ok(self.passed(1)),
             "reshape" => self.reshaped(),
-            "concatenate" => {
-                (1..self.specs.len()).try_for_each(|other| self.equal(0, other))?;
+            "concatenate" | "dynamic_update_slice" => {
+                // Numbers of places have no dims.
+                let mut ranked = (1..self.specs.len()).filter(|other| !self.specs[*other].is_empty());
+                ranked.try_for_each(|other| self.equal(0, other))?;
                 Ok(Specs::clone(self.specs[0]))
             }
             "reverse" => Ok(Specs::clone(self.specs[0])),
-            "dynamic_update_slice" => {
-                self.equal(0, 1)?;
-                Ok(Specs::clone(self.specs[0]))
-            }
             "sort" => {
                 let along = (0..rule.rank(0)).find(|dim| self.kind(0, *dim) == Kind::Whole);
                 for operand in 0..self.specs.len() {
