@@ -74,4 +74,4 @@ def test_a_whole_computation(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found.to_json()
     assert main([*given[:3], "--mesh", "dp=2,tp=2"]) == 2
-    assert "1 layouts are given for 2 inputs; ? is one that is free" in capsys.readouterr().err
+    assert "1 layouts are given for 2 inputs; write ? for a free one" in capsys.readouterr().err

@@ -164,7 +164,7 @@ def test_numbers_that_are_refused(table: Any, config: Any, error: type[Exception
     ("data", "message"),
     [
         (b"{", "byte 1: not JSON"),
-        (b"[1]", "an object of JSON"),
+        (b"[1]", "must be a JSON object"),
         (b"\xff", "byte 0: not UTF-8"),
         (b"[" * 100_000, "JSON nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
