@@ -349,7 +349,7 @@ class TestStages:
         """Megatron's stages that have the embedding or the output layer only."""
         stages = Stages.of_counts([0, 2, 0])
         assert (stages.text, stages.stage, stages.first, stages.last) == ("E|tt|L", (1, 1), 0, 2)
-        with pytest.raises(LayoutError, match="sizes from 0"):
+        with pytest.raises(LayoutError, match="each must be at least 0"):
             Stages.of_counts([1, -1, 2])
 
     def test_lists_of_layers(self) -> None:
