@@ -148,6 +148,7 @@ class TestForms:
         assert training_names(["model.w"], ["optim.param_groups.0.lr"]).is_state("optim.param_groups.0.lr")
         found = training_names(["state.w.exp_avg"], ["param_groups.0.lr"])
         assert found.states["state.w.exp_avg"] == StateName("w", "exp_avg", "state.", ".exp_avg")
+        assert training_names(["w", "state.w.exp_avg", "param_groups.0.lr"]).others == ("param_groups.0.lr",)
 
 
 class TestWeights:
@@ -162,6 +163,7 @@ class TestWeights:
             ["model.opt.decoder.weight", "opt.state_proj.weight", "model.optimizer.net.0.weight"],
             ["optimizer.net.weight", "optimizer.net.bias", "net.weight"],  # a learned optimizer
             ["step", "rng", "scheduler.weight", "param_groups_embed.weight"],
+            ["m.param_groups.0.weight", "m.state.proj.weight", "m.head.weight", "proj.weight"],
             ["encoder.step", "decoder.exp_avg"],
             ["", ".", "..", "state.", "state..", "optim.", "a..b"],
         ],

@@ -36,6 +36,8 @@ BESIDE = re.compile(
 _OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
 #: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
 _NO_STATES = ("param_groups.", "distributed.")
+#: Values that every optimizer has in its groups, one or the other of which may be stored as a tensor.
+_OF_GROUPS = frozenset(["lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "step"])
 _MOST_HEADS = 8
 
 
@@ -67,7 +69,7 @@ class StateRoot:
         self.parent = parent
         self.is_optax = _OPTAX.search(text) is not None
         self.is_torch = end == "state." and text != f"{parent}state."
-        self.is_sure = self.is_optax or self.is_torch or end in _NO_STATES
+        self.is_sure = self.is_optax or self.is_torch or (end in _NO_STATES and text != f"{parent}param_groups.")
         self.has_states = end not in _NO_STATES
         self.kinds = KINDS if end == "state." else KINDS | _FIELDS
         self.heads: dict[str, tuple[str, str]] = {}
@@ -79,6 +81,10 @@ class StateRoot:
         if len(names) > count:
             names = [names[number * len(names) // count] for number in range(count)]
         return [name[len(self.text) :] for name in names]
+
+    def notice(self, name: str, *, is_value: bool = False) -> None:
+        """Be certain if a name is that of a group's value: a module of a model may be called `param_groups`."""
+        self.is_sure |= not self.has_states and (is_value or name.rpartition(".")[2] in _OF_GROUPS)
 
     def has_numbers(self) -> bool:
         """Return whether each name is a number and a kind, as an optimizer of PyTorch has them without names."""

@@ -163,9 +163,11 @@ def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[StateRoot]
             last, weights[name] = None, None
             continue
         root.names.append(name)
+        root.notice(name)
         last, under = root.text if root.is_torch else None, root.names
     for name in values:
-        _root_of(name, roots)
+        if (root := _root_of(name, roots)) is not None:
+            root.notice(name, is_value=True)
     whole = {_whole(root.text) for root in roots.values() if root.is_sure}
     for root in roots.values():
         root.is_sure |= _whole(root.text) in whole
