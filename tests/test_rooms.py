@@ -80,7 +80,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("crc32c", "digest", "error", "faults", "strided"),
         ("file", "piece"),
         ("check", "commit", "pair", "slot"),
-        ("job",),
+        ("blocks", "job"),
         ("maps", "table", "tiles"),
         ("unit",),
         ("run",),

@@ -13,6 +13,7 @@
 //! # Ok::<(), shardwise_core::dtensor::Error>(())
 //! ```
 
+mod decimal;
 mod device;
 mod error;
 mod layout;

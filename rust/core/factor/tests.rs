@@ -1,3 +1,5 @@
+//! Tests of the factor rules of ops.
+
 use super::*;
 
 fn dims(name: &str, dims: &[i64]) -> (String, Attribute) {

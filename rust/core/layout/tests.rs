@@ -1,3 +1,5 @@
+//! Tests of layouts.
+
 use super::*;
 
 fn mesh() -> Arc<Mesh> {

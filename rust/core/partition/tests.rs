@@ -1,3 +1,5 @@
+//! Tests of partitions.
+
 use super::*;
 use crate::{locate::tests::partitions, parallel::never};
 use proptest::prelude::*;

@@ -1,10 +1,13 @@
-//! The stack machine.
+//! The stack machine: what each opcode does to the stack and to the values.
+//!
+//! What globals and calls do is in [`super::calls`], what lists and dicts do in [`super::containers`].
 
 use std::{borrow::Cow, collections::HashMap};
 
 use super::{
+    memo::Memo,
     opcode as op,
-    value::{Id, MAX_BYTES, MAX_INTEGER, MAX_NAME, Pickle, Record, Span, VALUES, Value},
+    value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Span, VALUES, Value, push},
 };
 use crate::{
     error::{Error, Result},
@@ -18,54 +21,22 @@ const PROTOCOL: u8 = 5;
 /// The number of opcodes between two polls.
 const POLL_EVERY: u32 = 1 << 16;
 
-/// The problem of a `getattr` that does not name a nested class.
-const GETATTR: &str = "names 'builtins.getattr', which serves to run programs, for something other than an attribute of a \
-                       global; nothing was run, the file is refused";
-
 // Values that nothing can change are there once.
 const NONE: Id = 0;
 const TRUE: Id = 1;
 const FALSE: Id = 2;
 const EMPTY_TUPLE: Id = 3;
 
-/// The values of the memo: real pickles number without a gap, others may number as they like.
-#[derive(Default)]
-struct Memo {
-    dense: Vec<Id>,
-    sparse: HashMap<u32, Id>,
-}
-
-impl Memo {
-    fn put(&mut self, key: u32, id: Id) -> Result<()> {
-        if let Some(held) = self.dense.get_mut(key as usize) {
-            *held = id;
-        } else if key as usize == self.dense.len() && !self.sparse.contains_key(&key) {
-            push(&mut self.dense, id)?;
-        } else {
-            self.sparse.room(1, VALUES)?;
-            self.sparse.insert(key, id);
-        }
-        Ok(())
-    }
-
-    fn get(&self, key: u32) -> Option<Id> {
-        self.dense.get(key as usize).or_else(|| self.sparse.get(&key)).copied()
-    }
-
-    fn len(&self) -> usize {
-        self.dense.len() + self.sparse.len()
-    }
-}
-
-struct Machine<'a> {
-    pickle: Pickle<'a>,
+/// The machine: the values that it noted down, its stack with marks, and its memo.
+pub(super) struct Machine<'a> {
+    pub(super) pickle: Pickle<'a>,
     at: usize,
     /// The position of the opcode that is being read.
     opcode_at: usize,
-    stack: Vec<Id>,
+    pub(super) stack: Vec<Id>,
     marks: Vec<usize>,
     memo: Memo,
-    globals: HashMap<(&'a [u8], Cow<'a, [u8]>), Id>,
+    pub(super) globals: HashMap<(&'a [u8], Cow<'a, [u8]>), Id>,
 }
 
 pub(super) fn run<'a>(input: &'a [u8], poll: Poll<'_>) -> Result<Pickle<'a>> {
@@ -93,13 +64,6 @@ pub(super) fn run<'a>(input: &'a [u8], poll: Poll<'_>) -> Result<Pickle<'a>> {
         }
     }
     Ok(machine.pickle)
-}
-
-/// Appends, or says that memory is at its end.
-fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
-    vec.room(1, VALUES)?;
-    vec.push(item);
-    Ok(())
 }
 
 impl<'a> Machine<'a> {
@@ -305,7 +269,7 @@ impl<'a> Machine<'a> {
         Ok(false)
     }
 
-    fn error(&self, problem: impl Into<String>) -> Error {
+    pub(super) fn error(&self, problem: impl Into<String>) -> Error {
         Error::Pickle { at: self.opcode_at, problem: problem.into() }
     }
 
@@ -344,7 +308,7 @@ impl<'a> Machine<'a> {
         Ok(&rest[..length])
     }
 
-    fn give(&mut self, value: Value) -> Result<()> {
+    pub(super) fn give(&mut self, value: Value) -> Result<()> {
         let id = self.pickle.values.len();
         // Fewer values than bytes, four aside, so that their numbers fit in 32 bits.
         push(&mut self.pickle.values, value)?;
@@ -424,133 +388,5 @@ impl<'a> Machine<'a> {
             return Err(self.error(format!("asks the memo for {key}, which it does not hold")));
         };
         push(&mut self.stack, id)
-    }
-
-    fn give_global(&mut self, module: &'a [u8], name: Cow<'a, [u8]>) -> Result<()> {
-        let longest = module.len().max(name.len());
-        if longest > MAX_NAME {
-            return Err(self.error(format!("a global of {longest} bytes, over the limit of {MAX_NAME}")));
-        }
-        let key = (module, name);
-        if let Some(&id) = self.globals.get(&key) {
-            return push(&mut self.stack, id);
-        }
-        self.globals.room(1, VALUES)?;
-        self.globals.insert(key.clone(), self.pickle.values.len() as Id);
-        if matches!(key.0, b"builtins" | b"__builtin__") && *key.1 == *b"getattr" {
-            return self.give(Value::Getattr);
-        }
-        let number = self.pickle.globals.len() as u32;
-        push(&mut self.pickle.globals, key)?;
-        self.give(Value::Global(number))
-    }
-
-    /// The class nested in another, which a call of `getattr` names; pickles before protocol 4 name it so.
-    fn attribute(&mut self, arguments: Id) -> Result<()> {
-        if let Value::Tuple(span) = self.pickle.value(arguments)
-            && let &[of, attribute] = self.pickle.tuple(span)
-            && let (Value::Global(number), Value::Text(text)) = (self.pickle.value(of), self.pickle.value(attribute))
-        {
-            let (module, name) = &self.pickle.globals[number as usize];
-            let (module, text) = (*module, self.pickle.bytes(text));
-            let length = name.len().saturating_add(text.len());
-            if length >= MAX_NAME {
-                return Err(self.error(format!("a global of {length} bytes, over the limit of {MAX_NAME}")));
-            }
-            let name = [name, &b"."[..], text].concat();
-            return self.give_global(module, Cow::Owned(name));
-        }
-        Err(self.error(GETATTR))
-    }
-
-    /// Refuses an input in which `getattr` is anything but called by [`Self::attribute`].
-    fn check_getattr(&self) -> Result<()> {
-        let pickle = &self.pickle;
-        let is_it = |&id: &Id| pickle.value(id) == Value::Getattr;
-        let in_a_value = || pickle.values.iter().any(|value| matches!(value, Value::Persistent(id) if is_it(id)));
-        let in_a_list = || pickle.lists.iter().flatten().chain(&pickle.tuples).any(is_it);
-        let in_a_dict = || pickle.dicts.iter().flatten().any(|(key, value)| is_it(key) || is_it(value));
-        let in_a_state = || pickle.records.iter().any(|record| record.state.as_ref().is_some_and(is_it));
-        if pickle.values.contains(&Value::Getattr)
-            && (is_it(&pickle.root) || in_a_list() || in_a_dict() || in_a_state() || in_a_value())
-        {
-            return Err(self.error(GETATTR));
-        }
-        Ok(())
-    }
-
-    fn call(&mut self, callee: Id, arguments: Id, keywords: Option<Id>) -> Result<()> {
-        match self.pickle.value(callee) {
-            Value::Global(_) => {}
-            Value::Getattr if keywords.is_none() => return self.attribute(arguments),
-            Value::Getattr => return Err(self.error(GETATTR)),
-            _ => return Err(self.error("calls something that is not a global")),
-        }
-        if !matches!(self.pickle.value(arguments), Value::Tuple(_)) {
-            return Err(self.error("calls with arguments that are not a tuple"));
-        }
-        let number = self.pickle.records.len() as u32;
-        let record = Record { callee, arguments, keywords, state: None, items: None, elements: None };
-        push(&mut self.pickle.records, record)?;
-        self.give(Value::Record(number))
-    }
-
-    fn new_list(&mut self, items: Vec<Id>) -> Result<u32> {
-        let number = self.pickle.lists.len() as u32;
-        push(&mut self.pickle.lists, items)?;
-        Ok(number)
-    }
-
-    fn new_dict(&mut self) -> Result<u32> {
-        let number = self.pickle.dicts.len() as u32;
-        push(&mut self.pickle.dicts, Vec::new())?;
-        Ok(number)
-    }
-
-    fn append(&mut self, number: u32, items: Vec<Id>) -> Result<()> {
-        let list = &mut self.pickle.lists[number as usize];
-        list.room(items.len(), VALUES)?;
-        list.extend(items);
-        Ok(())
-    }
-
-    fn extend(&mut self, target: Id, items: Vec<Id>) -> Result<()> {
-        match self.pickle.value(target) {
-            Value::List(number) => self.append(number, items),
-            Value::Record(number) => {
-                let list = match self.pickle.records[number as usize].elements {
-                    Some(list) => list,
-                    None => self.new_list(Vec::new())?,
-                };
-                self.pickle.records[number as usize].elements = Some(list);
-                self.append(list, items)
-            }
-            _ => Err(self.error("appends to something that is not a list")),
-        }
-    }
-
-    fn set(&mut self, number: u32, items: &[Id]) -> Result<()> {
-        if !items.len().is_multiple_of(2) {
-            return Err(self.error("sets a key without a value"));
-        }
-        let dict = &mut self.pickle.dicts[number as usize];
-        dict.room(items.len() / 2, VALUES)?;
-        dict.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
-        Ok(())
-    }
-
-    fn set_items(&mut self, target: Id, items: &[Id]) -> Result<()> {
-        match self.pickle.value(target) {
-            Value::Dict(number) => self.set(number, items),
-            Value::Record(number) => {
-                let dict = match self.pickle.records[number as usize].items {
-                    Some(dict) => dict,
-                    None => self.new_dict()?,
-                };
-                self.pickle.records[number as usize].items = Some(dict);
-                self.set(dict, items)
-            }
-            _ => Err(self.error("sets an item of something that is not a dict")),
-        }
     }
 }

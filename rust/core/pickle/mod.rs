@@ -25,7 +25,10 @@
 //! # Ok::<(), shardwise_core::error::Error>(())
 //! ```
 
+mod calls;
+mod containers;
 mod machine;
+mod memo;
 mod opcode;
 mod value;
 

@@ -1,3 +1,5 @@
+//! Tests of the machine that reads pickles.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -217,3 +217,10 @@ impl<'a> Pickle<'a> {
         Ok(seen)
     }
 }
+
+/// Appends, or says that memory is at its end.
+pub(super) fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
+    vec.room(1, VALUES)?;
+    vec.push(item);
+    Ok(())
+}

@@ -1,3 +1,5 @@
+//! Tests of the algebra of boxes.
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashSet;

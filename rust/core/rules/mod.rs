@@ -10,6 +10,7 @@
 //! (`translate::Group`); and in a path that ends in a newline, that one is told from the others (`translate::Ending`).
 
 mod automaton;
+mod class;
 mod pattern;
 mod size;
 mod translate;

@@ -1,3 +1,7 @@
+//! Tests of what patterns are translated to, and of what rules find.
+
+use proptest::prelude::*;
+
 use super::*;
 
 fn python(c: char) -> CharClass {
@@ -134,5 +138,99 @@ fn what_makes_python_backtrack_for_ever_comes_to_an_end() {
     for path in ["a".repeat(40) + "b#", "a".repeat(10_000) + "€", "a".repeat(40) + "b€\n", "a".repeat(40) + "b\nc€"]
     {
         assert_eq!(matches(&rules, MatchMode::Search, &path), [0_usize; 0], "{path:?}");
+    }
+}
+
+fn translated(pattern: &str) -> Option<String> {
+    translate(pattern, Ending::Plain, true, Written::Matches).map(|(text, _)| text)
+}
+
+#[test]
+fn what_both_syntaxes_have_is_written_anew() {
+    for (python, rust) in [
+        ("dense.*kernel", r"dense[^\n]*kernel"),
+        (r"h\.\d+\.attn\.weight$", r"h\.[\d]+\.attn\.weight\z"),
+        ("my model/a-b_c#1&~", r"my model\/a\-b\_c\#1\&\~"),
+        (r"\Ah\[0\]\Z", r"\Ah\[0\]\z"),
+        ("a]b}{", r"a\]b\}\{"),
+        ("(a|b)(?:c)(?P<name>d)(?#no)", "(?:a|b)(?:c)(?:d)"),
+        ("a*?b+?c??d{2}e{2,}?f{2,3}g{,4}h{,}", "a*b+c?d{2}e{2,}f{2,3}g{0,4}h{0,}"),
+        ("a{}b{2, 3}", r"a\{\}b\{2\, 3\}"),
+        ("[]a-c-]", r"[\]a-c\-]"),
+        ("[^]^-]", r"[^\]\^\-]"),
+        (r"[\w.\-+-/]", r"[[\w]\.\-\+-\/]"),
+        ("[[a&&b||c~~d]", r"[\[a\&\&b\|\|c\~\~d]"),
+        (r"\<a\>", "<a>"),
+        ("(?i)Kb|[h-j_]", "[kK\u{212a}][bB]|[h-jH-Jİı\\_]"),
+        ("(?i:k)k[s-]", "(?:[kK\u{212a}])k[s\\-]"),
+        ("(?ia)k[^S]", "[kK][^Ss-s]"),
+        ("(?ms)^a.$", "(?m:^)a(?s:.)(?m:$)"),
+        ("(?x) a b # c\n [ #] \\  d", r"ab[ \#] d"),
+        (r"\n\x41\u00e9[\t-\r]", r"\x0aAé[\x09-\x0d]"),
+        ("poids_é", r"poids\_é"),
+        ("", ""),
+    ] {
+        assert_eq!(translated(python).as_deref(), Some(rust), "{python}");
+    }
+    let marked = |pattern| translate(pattern, Ending::Marked, true, Written::Matches).map(|(text, _)| text);
+    assert_eq!(marked("a$").as_deref(), Some("a(?m:$)"));
+    assert_eq!(marked(r"[^a]\S\n").as_deref(), Some(r"(?:[^a]|(?-u:\xff))[^\s\x1c-\x1f](?:\x0a|(?-u:\xff))"));
+}
+
+#[test]
+fn what_only_a_backtracking_search_finds_is_refused() {
+    for pattern in [
+        "(?=a)",
+        "(?!a)",
+        "(?<=a)",
+        "(?<!a)",
+        r"(a)\1",
+        "(?P<n>a)(?P=n)",
+        "(?>a)",
+        "(a)?(?(1)b|c)",
+        "(?a:b)",
+        "(?L)a",
+        "a*+",
+        "a++",
+        "a?+",
+        "a{2}+",
+        "a{2}{3}",
+        r"\N{DIGIT ONE}",
+        r"\0",
+        r"\012",
+        r"[\b]",
+        r"[\d-z]",
+        r"[a-\d]",
+        r"\z",
+        "[a",
+        r"a\",
+        "(?i)é",
+    ] {
+        assert_eq!(translated(pattern), None, "{pattern}");
+    }
+}
+
+#[test]
+fn where_a_pattern_is_searched_is_known() {
+    let traits = |pattern| translate(pattern, Ending::Plain, true, Written::Matches).unwrap().1;
+    let none = Traits::default();
+    assert_eq!(traits(r"a.*[^b]\Z"), none);
+    assert_eq!(traits("a$"), Traits { has_end: true, ..none });
+    assert_eq!(traits("(?m)a$"), Traits { has_line: true, ..none });
+    assert_eq!(traits("(?m:^)a$"), Traits { has_end: true, has_line: true, ..none });
+    for pattern in [r"\d", r"[\s]", r"a\b"] {
+        assert_eq!(traits(pattern), Traits { has_class: true, ..none }, "{pattern}");
+    }
+    assert_eq!(traits(r"(?a)\w"), none);
+    assert_eq!(traits(r"\B"), Traits { has_class: true, has_not_boundary: true, ..none });
+    assert_eq!(traits("x(?i:a)"), Traits { group: Group::Folded, ..none });
+    assert_eq!(traits("(?ia)a"), none);
+    assert_eq!(traits(r"é\w"), Traits { group: Group::Original, has_class: true, ..none });
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_translated_or_refused(pattern in r"(?s)([\[\]()\\{}^$.|?*+\-:P<>,09azdwbZ\né]|.){0,40}") {
+        let _ = translate(&pattern, Ending::Marked, true, Written::Matches);
     }
 }

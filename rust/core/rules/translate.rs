@@ -122,8 +122,8 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool, written: W
 }
 
 #[derive(Clone, Copy, Default)]
-struct Flags {
-    ignore_case: bool,
+pub(super) struct Flags {
+    pub(super) ignore_case: bool,
     multi_line: bool,
     dot_all: bool,
     verbose: bool,
@@ -147,26 +147,20 @@ impl Flags {
     }
 }
 
-struct Translator<'pattern> {
-    rest: Chars<'pattern>,
+pub(super) struct Translator<'pattern> {
+    pub(super) rest: Chars<'pattern>,
     text: String,
-    flags: Flags,
+    pub(super) flags: Flags,
     /// The flags outside of each group that is open.
     open: Vec<Flags>,
     ending: Ending,
     /// True if it is compiled for all characters, or for printable ASCII only.
-    unicode: bool,
+    pub(super) unicode: bool,
     written: Written,
     beyond_ascii: bool,
     folds: bool,
-    ascii: bool,
-    traits: Traits,
-}
-
-/// A class, while it is read: what is written, and whether a newline is in it.
-struct Class {
-    text: String,
-    newline: bool,
+    pub(super) ascii: bool,
+    pub(super) traits: Traits,
 }
 
 impl Translator<'_> {
@@ -205,7 +199,7 @@ impl Translator<'_> {
     }
 
     /// Writes what matches one character; `newline` says whether it matches a newline too.
-    fn class_text(&mut self, text: &str, newline: bool) {
+    pub(super) fn class_text(&mut self, text: &str, newline: bool) {
         if newline && self.ending == Ending::Marked {
             self.text.push_str(&format!(r"(?:{text}|(?-u:\xff))"));
         } else {
@@ -255,7 +249,7 @@ impl Translator<'_> {
     }
 
     /// The character that a backslash and `c`, with what follows, mean.
-    fn escaped(&mut self, c: char) -> Option<char> {
+    pub(super) fn escaped(&mut self, c: char) -> Option<char> {
         Some(match c {
             'n' => '\n',
             't' => '\t',
@@ -277,22 +271,6 @@ impl Translator<'_> {
         char::from_u32(u32::from_str_radix(text, 16).ok()?)
     }
 
-    /// `\d`, `\w`, `\s` or their complement, as Python means them.
-    fn perl_class(&mut self, letter: char) -> String {
-        self.traits.has_class = true;
-        let complement = if letter.is_ascii_uppercase() { "^" } else { "" };
-        let members = match (letter.to_ascii_lowercase(), self.ascii || !self.unicode) {
-            ('d', true) => "0-9",
-            ('w', true) => "0-9A-Za-z_",
-            ('s', true) if self.ascii => r"\x09-\x0d\x20",
-            ('s', true) => r"\x09-\x0d\x1c-\x20",
-            ('d', false) => r"\d",
-            ('w', false) => r"\w",
-            _ => r"\s\x1c-\x1f",
-        };
-        format!("[{complement}{members}]")
-    }
-
     fn literal(&mut self, c: char) {
         let text = self.one(c);
         if self.flags.ignore_case && c.is_ascii_alphabetic() {
@@ -304,7 +282,7 @@ impl Translator<'_> {
     }
 
     /// One character, escaped.
-    fn one(&mut self, c: char) -> String {
+    pub(super) fn one(&mut self, c: char) -> String {
         self.beyond_ascii |= !c.is_ascii();
         self.traits.beyond_surrogates |= c > '\u{d7ff}';
         if c.is_ascii_control() {
@@ -372,82 +350,7 @@ impl Translator<'_> {
         (!repeated).then_some(())
     }
 
-    /// The rest of a class, after its opening bracket, up to and with its closing one.
-    fn class(&mut self) -> Option<()> {
-        let complement = self.eat("^");
-        let mut class = Class { text: String::new(), newline: false };
-        // A bracket that comes first is a member.
-        let mut member = self.rest.next()?;
-        loop {
-            let first = self.member(member, &mut class)?;
-            let mut ahead = self.rest.as_str().chars();
-            if ahead.next() == Some('-') && ahead.next() != Some(']') {
-                self.eat("-");
-                let end = self.rest.next()?;
-                let (Some(first), Some(last)) = (first, self.single(end)?) else { return None };
-                self.range(first, last, &mut class);
-            } else if let Some(c) = first {
-                self.range(c, c, &mut class);
-            }
-            member = self.rest.next()?;
-            if member == ']' {
-                let sign = if complement { "^" } else { "" };
-                let text = format!("[{sign}{}]", class.text);
-                self.class_text(&text, class.newline != complement);
-                return Some(());
-            }
-        }
-    }
-
-    /// One member of a class: the character, if it is one, or else `None` after it was written.
-    fn member(&mut self, c: char, class: &mut Class) -> Option<Option<char>> {
-        if c == '\\'
-            && let Some(letter @ ('d' | 'w' | 's' | 'D' | 'W' | 'S')) = self.rest.clone().next()
-        {
-            self.rest.next();
-            let text = self.perl_class(letter);
-            class.text.push_str(&text);
-            class.newline |= matches!(letter, 's' | 'D' | 'W');
-            return Some(None);
-        }
-        self.single(c)
-    }
-
-    /// A member that must be one character.
-    fn single(&mut self, c: char) -> Option<Option<char>> {
-        if c != '\\' {
-            return Some(Some(c));
-        }
-        let next = self.rest.next()?;
-        self.escaped(next).map(Some)
-    }
-
-    fn range(&mut self, first: char, last: char, class: &mut Class) {
-        class.newline |= (first..=last).contains(&'\n');
-        let (from, to) = (self.one(first), self.one(last));
-        class.text.push_str(&if first == last { from } else { format!("{from}-{to}") });
-        if self.flags.ignore_case {
-            for (low, high, other) in [('a', 'z', 'A'), ('A', 'Z', 'a')] {
-                let (from, to) = (first.max(low), last.min(high));
-                if from <= to {
-                    let fold = |c: char| char::from(c as u8 - low as u8 + other as u8);
-                    class.text.push_str(&format!("{}-{}", fold(from), fold(to)));
-                }
-            }
-            class.text.push_str(&self.taken_for(first, last));
-        }
-    }
-
-    /// The characters beyond ASCII that Python takes for letters of a range when it ignores case.
-    fn taken_for(&self, first: char, last: char) -> String {
-        let taken = |&(_, letter): &(char, char)| {
-            (first..=last).contains(&letter) || (first..=last).contains(&letter.to_ascii_uppercase())
-        };
-        let is_wanted = self.unicode && !self.ascii;
-        TAKEN_FOR.iter().filter(|pair| is_wanted && taken(pair)).map(|&(c, _)| c).collect()
-    }
-
-    fn eat(&mut self, text: &str) -> bool {
+    pub(super) fn eat(&mut self, text: &str) -> bool {
         let Some(rest) = self.rest.as_str().strip_prefix(text) else {
             return false;
         };
@@ -463,104 +366,4 @@ fn count(text: &str) -> Option<(&str, Option<&str>, &str)> {
     let (low, high) = counts.split_once(',').map_or((counts, None), |(low, high)| (low, Some(high)));
     let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
     (is_number(low) && high.is_none_or(is_number) && !counts.is_empty()).then_some((low, high, rest))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn text(pattern: &str) -> Option<String> {
-        translate(pattern, Ending::Plain, true, Written::Matches).map(|(text, _)| text)
-    }
-
-    #[test]
-    fn what_both_syntaxes_have_is_written_anew() {
-        for (python, rust) in [
-            ("dense.*kernel", r"dense[^\n]*kernel"),
-            (r"h\.\d+\.attn\.weight$", r"h\.[\d]+\.attn\.weight\z"),
-            ("my model/a-b_c#1&~", r"my model\/a\-b\_c\#1\&\~"),
-            (r"\Ah\[0\]\Z", r"\Ah\[0\]\z"),
-            ("a]b}{", r"a\]b\}\{"),
-            ("(a|b)(?:c)(?P<name>d)(?#no)", "(?:a|b)(?:c)(?:d)"),
-            ("a*?b+?c??d{2}e{2,}?f{2,3}g{,4}h{,}", "a*b+c?d{2}e{2,}f{2,3}g{0,4}h{0,}"),
-            ("a{}b{2, 3}", r"a\{\}b\{2\, 3\}"),
-            ("[]a-c-]", r"[\]a-c\-]"),
-            ("[^]^-]", r"[^\]\^\-]"),
-            (r"[\w.\-+-/]", r"[[\w]\.\-\+-\/]"),
-            ("[[a&&b||c~~d]", r"[\[a\&\&b\|\|c\~\~d]"),
-            (r"\<a\>", "<a>"),
-            ("(?i)Kb|[h-j_]", "[kK\u{212a}][bB]|[h-jH-Jİı\\_]"),
-            ("(?i:k)k[s-]", "(?:[kK\u{212a}])k[s\\-]"),
-            ("(?ia)k[^S]", "[kK][^Ss-s]"),
-            ("(?ms)^a.$", "(?m:^)a(?s:.)(?m:$)"),
-            ("(?x) a b # c\n [ #] \\  d", r"ab[ \#] d"),
-            (r"\n\x41\u00e9[\t-\r]", r"\x0aAé[\x09-\x0d]"),
-            ("poids_é", r"poids\_é"),
-            ("", ""),
-        ] {
-            assert_eq!(text(python).as_deref(), Some(rust), "{python}");
-        }
-        let marked = |pattern| translate(pattern, Ending::Marked, true, Written::Matches).map(|(text, _)| text);
-        assert_eq!(marked("a$").as_deref(), Some("a(?m:$)"));
-        assert_eq!(marked(r"[^a]\S\n").as_deref(), Some(r"(?:[^a]|(?-u:\xff))[^\s\x1c-\x1f](?:\x0a|(?-u:\xff))"));
-    }
-
-    #[test]
-    fn what_only_a_backtracking_search_finds_is_refused() {
-        for pattern in [
-            "(?=a)",
-            "(?!a)",
-            "(?<=a)",
-            "(?<!a)",
-            r"(a)\1",
-            "(?P<n>a)(?P=n)",
-            "(?>a)",
-            "(a)?(?(1)b|c)",
-            "(?a:b)",
-            "(?L)a",
-            "a*+",
-            "a++",
-            "a?+",
-            "a{2}+",
-            "a{2}{3}",
-            r"\N{DIGIT ONE}",
-            r"\0",
-            r"\012",
-            r"[\b]",
-            r"[\d-z]",
-            r"[a-\d]",
-            r"\z",
-            "[a",
-            r"a\",
-            "(?i)é",
-        ] {
-            assert_eq!(text(pattern), None, "{pattern}");
-        }
-    }
-
-    #[test]
-    fn where_a_pattern_is_searched_is_known() {
-        let traits = |pattern| translate(pattern, Ending::Plain, true, Written::Matches).unwrap().1;
-        let none = Traits::default();
-        assert_eq!(traits(r"a.*[^b]\Z"), none);
-        assert_eq!(traits("a$"), Traits { has_end: true, ..none });
-        assert_eq!(traits("(?m)a$"), Traits { has_line: true, ..none });
-        assert_eq!(traits("(?m:^)a$"), Traits { has_end: true, has_line: true, ..none });
-        for pattern in [r"\d", r"[\s]", r"a\b"] {
-            assert_eq!(traits(pattern), Traits { has_class: true, ..none }, "{pattern}");
-        }
-        assert_eq!(traits(r"(?a)\w"), none);
-        assert_eq!(traits(r"\B"), Traits { has_class: true, has_not_boundary: true, ..none });
-        assert_eq!(traits("x(?i:a)"), Traits { group: Group::Folded, ..none });
-        assert_eq!(traits("(?ia)a"), none);
-        assert_eq!(traits(r"é\w"), Traits { group: Group::Original, has_class: true, ..none });
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_translated_or_refused(pattern in r"(?s)([\[\]()\\{}^$.|?*+\-:P<>,09azdwbZ\né]|.){0,40}") {
-            let _ = translate(&pattern, Ending::Marked, true, Written::Matches);
-        }
-    }
 }

@@ -1,3 +1,5 @@
+//! Tests of tilings of every kind.
+
 use super::{boxes::*, flat::FlatRanges, grid::Grid, *};
 use crate::{
     layout::Layout,

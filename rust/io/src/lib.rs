@@ -36,6 +36,7 @@
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
 
+mod blocks;
 mod check;
 pub mod commit;
 pub mod crc32c;

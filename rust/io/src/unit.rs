@@ -4,11 +4,12 @@
 //! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
 //! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
 
-use std::{fs::File, io::IoSliceMut, path::Path, sync::Arc};
+use std::{fs::File, path::Path, sync::Arc};
 
 use shardwise_core::region::RegionBuf;
 
 use crate::{
+    blocks::{Read, joined, scatter, scatters},
     error::{Error, Result, no_room},
     file,
     job::{Destination, Job, Source},
@@ -20,9 +21,6 @@ use crate::{
     table::Table,
     tiles::Tile,
 };
-
-/// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
-const WORTH_A_BUFFER: i64 = 512;
 
 /// The open files of a job.
 pub(crate) struct Files<'a> {
@@ -42,16 +40,6 @@ pub struct Traffic {
     pub written: i64,
     /// Calls that read or write.
     pub calls: i64,
-}
-
-/// A block to be read.
-struct Read {
-    holder: usize,
-    offset: i64,
-    length: i64,
-    to: Pointer,
-    /// Which of the forms of copies takes it to its slot; none if it is read to where it belongs.
-    form: Option<usize>,
 }
 
 /// A copy from what was read for several slots to one of them.
@@ -395,58 +383,6 @@ impl<'a> Worker<'a> {
         }
         Ok(())
     }
-}
-
-/// True if all of a group is needed, and in runs that are not too short to be read to where they
-/// belong.
-fn scatters(group: &[Read], forms: &[Form]) -> bool {
-    let mut end = group[0].offset;
-    group.iter().all(|read| {
-        let touches = read.offset == end;
-        end += read.length;
-        let form = read.form.and_then(|form| forms.get(form));
-        touches && form.is_some_and(|form| form.run >= WORTH_A_BUFFER && form.fills(read.length))
-    })
-}
-
-/// Reads a group to the slots directly; gives the number of calls.
-fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path) -> Result<i64> {
-    let mut runs: Vec<(Pointer, i64)> = Vec::new();
-    for read in group {
-        let form = &forms[read.form.unwrap_or(0)];
-        positions(&form.dims, |_, to| runs.push((read.to.offset(to), form.run)));
-    }
-    let (mut at, mut calls) = (group[0].offset, 0);
-    for part in runs.chunks(file::MAX_SCATTERED) {
-        // SAFETY: runs of slots, as where single runs are read.
-        let slices = part.iter().map(|&(to, length)| IoSliceMut::new(unsafe { to.slice_mut(length) }));
-        file::read_scattered(source, path, &mut slices.collect::<Vec<_>>(), at)?;
-        at += part.iter().map(|run| run.1).sum::<i64>();
-        calls += 1;
-    }
-    Ok(calls)
-}
-
-/// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for
-/// each group, how many blocks and how many bytes it has.
-fn joined<'r>(
-    mut blocks: &'r [Read],
-    mut worth: impl FnMut(i64) -> bool + 'r,
-) -> impl Iterator<Item = (usize, i64)> + 'r {
-    std::iter::from_fn(move || {
-        let first = blocks.first()?;
-        let (mut count, mut end) = (1, first.offset + first.length);
-        for read in &blocks[1..] {
-            let gap = read.offset - end;
-            if read.holder != first.holder || (gap > 0 && !worth(gap)) {
-                break;
-            }
-            end = end.max(read.offset + read.length);
-            count += 1;
-        }
-        blocks = &blocks[count..];
-        Some((count, end - first.offset))
-    })
 }
 
 /// The first `bytes` bytes of a buffer, which grows if it must.

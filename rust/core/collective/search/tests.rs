@@ -1,3 +1,5 @@
+//! Tests of the search for sequences of collectives.
+
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,

@@ -1,3 +1,5 @@
+//! Tests of TensorFlow's texts and messages.
+
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Tests of plans: what moves, by whom, in which rounds.
+
 use super::{closed::DEVICES_PER_POLL, *};
 use crate::{
     index::radix, layout::Layout, mesh::Mesh, parallel::never, partition::Partition, region::Regions,
