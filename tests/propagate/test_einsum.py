@@ -273,6 +273,14 @@ def test_what_cannot_be_is_refused(text: str, given: dict[str, Any], says: str) 
 def test_wrong_types_are_named() -> None:
     with pytest.raises(TypeError, match="x must be a TensorLayout, a tuple of axes or None"):
         ask("ab->ab", x="dp", shapes=[(16, 8)])
+    with pytest.raises(TypeError, match="shapes must be a sequence of shapes, got None"):
+        sw.einsum("ab->a", x=None, shapes=None, mesh=MESH)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dtype must be a dtype, got None"):
+        sw.einsum("ab->a", x=None, shapes=[(2, 2)], mesh=MESH, dtype=None)
+    with pytest.raises(sw.LayoutError, match=r"w: axes\[0\] names axis"):
+        sw.einsum("ab,b->a", x=None, w=("zz",), shapes=[(2, 2), (2,)], mesh=MESH)
+    with pytest.raises(sw.LayoutError, match=r"x: dim 0 has 3 elements, which \d shards do not divide evenly$"):
+        sw.einsum("ab->a", x=(MESH.axis_names[0], None), shapes=[(3, 2)], mesh=MESH)
     with pytest.raises(TypeError, match="text must be a string"):
         ask(3, x=("dp",), shapes=[(16,)])  # type: ignore[arg-type]
     with pytest.raises(sw.LayoutError, match="mesh is missing"):

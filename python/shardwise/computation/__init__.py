@@ -4,6 +4,7 @@
 |---|---|
 | `factor_rule` | `FactorRule`, and `factor_rule` for the rules of the ops that are known |
 | `einsum` | `Einsum`: the text of an einsum, taken apart |
+| `structure` | ops without a rule: constants, constraints, and ops with bodies |
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
 | `held` | a device's part of an op's tensors; reductions |
 | `windowed`, `indexed`, `evaluate` | ops in plain numpy, on whole arrays and on views |

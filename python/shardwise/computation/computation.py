@@ -1,4 +1,4 @@
-"""Computations: inputs, ops in order, results; each value has a shape and a dtype. JSON is their file form."""
+"""Computations: inputs, ops in order and results, as data. Their file form is JSON."""
 
 from __future__ import annotations
 
@@ -12,74 +12,73 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._arguments import instance, integer, path_of, sizes_of
 from .._core import Computation as CoreComputation
 from .._fork import importing
-from .._json import strict_json
+from .._json import MAX_JSON, strict_json
 from .._text import shown
-from ..errors import LayoutError, ParseError
+from ..errors import LayoutError, ParseError, ShardwiseError
 from .factor_rule import FactorRule, factor_rule
+from .structure import STRUCTURE, check_structure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["Computation", "Op"]
 
-#: The most values and operands that a computation has.
+#: The most values of a computation, and entries of any list of it.
 _MOST = 1 << 20
 
-#: The deepest that bodies are within bodies.
+#: The most bodies around a body.
 _DEEPEST = 32
-
-#: Ops without a rule: `constant` and `iota` have no operands; `barrier` passes its operands on; `constraint` gives its
-#: operand the layout that its `axes` say; the others have bodies, which are computations of their operands.
-STRUCTURE = ("constant", "iota", "barrier", "constraint", "call", "loop", "while", "case")
 
 
 @dataclass(frozen=True)
 class Op:
-    """An op of a computation: its name, the numbers of its operands and results, its attributes and its rule.
+    """An op of a computation, with the numbers of the values that it takes and makes.
 
-    One with bodies has these in place of a rule: a `call` computes its body once, and a `loop` as often as `trips`
-    says, each time with what it gave before. A `while` has a test and a body, and computes the body as long as the test
-    is true; a `case` computes that of its bodies which its first operand numbers, or the last.
+    Most ops have a factor rule. Others have bodies: a `call` computes its body once; a `loop` computes it `trips`
+    times, each time from the results before; a `while` has a test and a body, and computes the body while the test is
+    true; a `case` computes the body that its first operand numbers, or the last, as in StableHLO.
     """
 
-    #: Its name, as `factor_rule` takes it, or any name if it comes with a rule.
+    #: The name as `factor_rule` takes it, or any name if a rule comes with the op.
     name: str
-    #: The numbers of the values that it takes.
     operands: tuple[int, ...]
-    #: The numbers of those that it makes.
     results: tuple[int, ...]
-    #: All else that is said of it.
     attributes: Mapping[str, Any]
-    #: Its factor rule, with sizes; none for an op with bodies, a constant, an iota, a barrier and a constraint.
+    #: The factor rule with sizes; `None` for `constant`, `iota`, `barrier`, `constraint` and ops with bodies.
     rule: FactorRule | None
-    #: Its place in the source, if one is said.
+    #: The place in the source, such as `"train.py:31"`, or empty.
     source: str = ""
-    #: The computations that it computes, and how often a loop does.
     bodies: tuple[Computation, ...] = ()
     trips: int = 1
 
 
 class Computation:
-    """A computation as data: its values are numbered, inputs first, then the results of the ops in order.
+    """A computation as data: inputs, ops in order, results.
+
+    Values are numbered: inputs first, then the results of the ops.
 
     Args:
-        inputs: the shape and the dtype of each input.
-        ops: each op as a mapping: `op`, its name; `in`, the numbers of its operands; `out`, shape and dtype of each
-            result; `attrs`, its attributes (see `factor_rule`); if it is not known, `rule`, what `FactorRule.to_json`
-            gives; and perhaps `source`, its place in the source. The op `call` has a `body` in place of attributes, a
-            computation as a mapping; the op `loop` has `trips` besides, and results of the shapes of its operands,
-            which are those of the body's inputs and results. `while` and `case` have `bodies`: a test, which gives one
-            truth value, and a body as that of a `loop`; or branches, of which the first operand gives the number, and
-            which take the others. `constraint` has the attribute `axes`, for each dim its
-            axes, and perhaps `open`, the dims that may have more. `constant` and `iota` have no operands, `barrier` has
-            as many operands as results.
-        outputs: the numbers of the values that are its results.
-        names: names of the inputs, for layouts by name.
-        unknown: `"whole"` to take ops of an unknown name as ones that need all their operands whole, with a warning.
+        inputs: the shape and the dtype of each input, such as `[[4, 6], "float32"]`.
+        ops: mappings with `op`, a name; `in`, the numbers of the operands; `out`, the shape and dtype of each result;
+            and perhaps `attrs`, attributes as `factor_rule` takes them, `source`, the place in the source, and `rule`,
+            the rule of an op that `factor_rule` does not know, as `FactorRule.to_json` gives it. These have no rule:
+
+            - `constant` and `iota` have no operands.
+            - `barrier` gives its operands.
+            - `constraint` has one operand and the attributes `axes`, a list of axes for each dim, and `open`, the dims
+              that may get more.
+            - `call` and `loop` have a `body`, a computation as a mapping, which takes the operands and gives the
+              results. Those of a loop have the same shapes, and it has `trips`.
+            - `while` has `bodies`: a test, which gives a scalar, and a body as that of a loop.
+            - `case` has `bodies`, which take all operands but the first, a scalar.
+        outputs: the numbers of the results.
+        names: a name for each input, for layouts by name.
+        unknown: `"whole"` to take an op of an unknown name as one that needs its operands whole, with a warning.
 
     Raises:
-        LayoutError: if an op takes a value that is not made before it, its shapes are not such an op's, or its name is
-            not known and it has no rule.
+        LayoutError: if an op takes a value that is not made before it, has other shapes, or has no rule; the error
+            names the op and its place.
+        TypeError: if a part is of another type.
 
     >>> add = {"op": "add", "in": [0, 1], "out": [[[4, 6], "float32"]]}
     >>> computation = Computation([[(4, 6), "float32"]] * 2, [add], [2])
@@ -91,17 +90,15 @@ class Computation:
 
     #: The shape of each value.
     shapes: tuple[tuple[int, ...], ...]
-    #: The dtype of each, as it was said.
+    #: The dtype of each value, as it was given.
     dtypes: tuple[str, ...]
     #: The number of inputs.
     inputs: int
-    #: The ops in order.
     ops: tuple[Op, ...]
     #: The numbers of the results.
     outputs: tuple[int, ...]
-    #: The names of the inputs, if they have some.
+    #: The names of the inputs, or none.
     names: tuple[str, ...]
-    #: The same as the core has it.
     _core: CoreComputation
 
     def __init__(
@@ -137,7 +134,7 @@ class Computation:
 
     @classmethod
     def from_json(cls, document: Any) -> Computation:
-        """Make one of what JSON says: a mapping with `inputs`, `ops` and `outputs`.
+        """Return the computation of a mapping with `inputs`, `ops`, `outputs` and perhaps `names`, as for the class.
 
         Raises:
             ParseError: if it is not such a mapping.
@@ -149,22 +146,28 @@ class Computation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Computation:
-        """Read one from a JSON file.
+        """Read a computation from a JSON file, as `to_json` gives it.
 
         Raises:
-            ParseError: if the file is not JSON, or not a computation.
+            OSError: if the file cannot be read.
+            ParseError: if it is not a regular file, not JSON, longer than 100,000,000 bytes, or not a computation.
         """
         file = path_of(path)
+        if not file.is_file() and file.exists() and not file.is_dir():
+            raise ParseError(f"{file} is not a regular file")
+        with file.open("rb") as opened:
+            said = strict_json(opened.read(MAX_JSON + 1), file)
         try:
-            return cls.from_json(strict_json(file.read_bytes(), file))
-        except (LayoutError, TypeError) as error:
+            return cls.from_json(said)
+        except (ShardwiseError, TypeError) as error:
             raise ParseError(f"{file}: {error}") from None
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Compute the results in numpy, of arrays for the inputs.
+        """Return the results of arrays for the inputs, computed in numpy on one device.
 
         Raises:
-            LayoutError: if arrays are not of the inputs' shapes, or an op is none that numpy has here.
+            LayoutError: if there are more or fewer arrays than inputs, one has another shape or cannot be of the
+                input's dtype, or an op cannot be computed here: random numbers, and some that numpy lacks.
 
         >>> tanh = {"op": "tanh", "in": [0], "out": [[(2,), "float32"]]}
         >>> Computation([[(2,), "float32"]], [tanh], [1]).run([[0.0, 0.0]])
@@ -191,7 +194,7 @@ class Computation:
         return [values[output] for output in self.outputs]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the computation as values that `json.dumps` takes; `from_json` reads them.
+        """Return the computation as values that `json.dumps` takes and `from_json` reads.
 
         >>> computation = Computation([[(4,), "float32"]], [{"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}], [1])
         >>> computation.to_json()["ops"]
@@ -240,15 +243,15 @@ def _core_op(op: Op) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _OpReader:
-    """A reader of ops, in bodies `depth` deep."""
+    """A reader of ops in a body within `depth` others."""
 
     unknown: str | None
     depth: int
-    #: The rules of ops so far, by all that they depend on: ops that are alike have one.
+    #: The rules of ops so far, by name, attributes and shapes.
     rules: dict[Any, FactorRule]
 
     def ops(self, given: Any, values: list[tuple[tuple[int, ...], str]]) -> Iterator[Op]:
-        """Read ops in order, and add their results to the values."""
+        """Yield ops in order, and append their results to the values."""
         makers: list[Op | None] = [None] * len(values)
         for number, said in enumerate(_list("ops", given)):
             op, outs = self._op(f"ops[{number}]", said, values, makers)
@@ -261,7 +264,7 @@ class _OpReader:
     def _op(
         self, place: str, said: Any, values: list[tuple[tuple[int, ...], str]], makers: list[Op | None]
     ) -> tuple[Op, list[tuple[tuple[int, ...], str]]]:
-        """Read an op; give it with its results."""
+        """Return an op, and the shapes and dtypes of its results."""
         if not isinstance(said, Mapping) or not {"op", "in", "out"} <= set(said):
             raise LayoutError(f"{place}: an op is a mapping with op, in and out, got {shown(said)}")
         name = instance(f"{place}.op", said["op"], str)
@@ -287,10 +290,13 @@ class _OpReader:
             elif name in ("call", "loop"):
                 bodies = (self._body(f"{place}.body", said.get("body")),)
                 trips = integer(f"{place}.trips", said.get("trips", 1))
+                if not 0 <= trips < 1 << 63:
+                    raise LayoutError(f"trips is {shown(trips)}; it is from 0 to 2**63 - 1")
             elif name in ("while", "case"):
                 each = enumerate(_list(f"{place}.bodies", said.get("bodies")))
                 bodies = tuple(self._body(f"{place}.bodies[{number}]", body) for number, body in each)
-            _check_structure(name, shapes, results, attributes, bodies, trips)
+            inside = [([*b.shapes[: b.inputs]], [b.shapes[output] for output in b.outputs]) for b in bodies]
+            check_structure(name, shapes, results, attributes, inside)
         except (LayoutError, TypeError) as error:
             raise LayoutError(f"{at}: {error}") from None
         made = tuple(range(len(values), len(values) + len(outs)))
@@ -305,7 +311,7 @@ class _OpReader:
 
 
 def _whole(at: str, name: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> FactorRule:
-    """Return the rule of an op that needs all its operands whole, and warn."""
+    """Return the rule of an unknown op, all of whose factors are whole, with a warning."""
     warnings.warn(f"{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
     numbers = iter(range(sum(map(len, shapes)) + sum(map(len, results))))
     factors = [[f"z_{next(numbers)}" for _ in shape] for shape in (*shapes, *results)]
@@ -314,49 +320,11 @@ def _whole(at: str, name: str, shapes: list[tuple[int, ...]], results: list[tupl
     return FactorRule(text, whole=[factor for dims in factors for factor in dims]).of(shapes, results)
 
 
-def _check_structure(
-    name: str,
-    shapes: list[tuple[int, ...]],
-    results: list[tuple[int, ...]],
-    attributes: dict[str, Any],
-    bodies: tuple[Computation, ...],
-    trips: int,
-) -> None:
-    """Check an op without a rule."""
-    taken = shapes[1:] if name == "case" else shapes
-    if name == "while" and len(bodies) != 2:
-        raise LayoutError(f"a while has two bodies, a test and that which is computed, got {len(bodies)}")
-    if name == "case" and (not bodies or not shapes or shapes[0] != ()):
-        raise LayoutError(
-            f"a case has a scalar first, which numbers one of its bodies; its operands are {shown(shapes)}, and "
-            f"{len(bodies)} bodies are given"
-        )
-    for number, body in enumerate(bodies):
-        made = [()] if name == "while" and number == 0 else results
-        inside = [*body.shapes[: body.inputs]], [body.shapes[output] for output in body.outputs]
-        if inside != (taken, made):
-            raise LayoutError(
-                f"body {number} is to take {shown(taken)} and to give {shown(made)}; it takes {shown(inside[0])} and "
-                f"gives {shown(inside[1])}"
-            )
-    if trips < 0:
-        raise LayoutError(f"trips is {trips}; it is at least 0")
-    same = name in ("loop", "while", "barrier", "constraint")
-    if (same and shapes != results) or (name == "constraint" and len(shapes) != 1):
-        raise LayoutError(f"a {name} has results of the shapes of its operands, got {shown(shapes)}, {shown(results)}")
-    if name in ("constant", "iota") and (shapes or len(results) != 1):
-        raise LayoutError(f"it has no operands and one result, got {len(shapes)} and {len(results)}")
-    if name == "constraint":
-        axes = attributes.get("axes")
-        if not isinstance(axes, Sequence) or isinstance(axes, str) or len(axes) != len(shapes[0]):
-            raise LayoutError(f"axes is {shown(axes)}; it has for each of {len(shapes[0])} dims a list of axes")
-        wrong = [dim for dim in attributes.get("open", ()) if dim not in range(len(axes))]
-        if wrong:
-            raise LayoutError(f"open has {shown(wrong[0])}, but there are {len(axes)} dims")
-
-
 def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:
-    """Say whether slices are put together again: all operands are, or all are one value or slices of it."""
+    """Return true if all operands are slices, or all are one value and slices of it.
+
+    Shardy has another rule for such a `concatenate`.
+    """
     found = [makers[operand] for operand in operands]
     slices = [maker is not None and maker.name == "slice" for maker in found]
     whole = {

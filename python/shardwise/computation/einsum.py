@@ -1,4 +1,4 @@
-"""The text of an einsum, taken apart: letters for the dims of one or two operands and of a result."""
+"""Einsums as text: letters for the dims of one or two operands and of a result, as `numpy.einsum` has them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from .factor_rule import FactorRule
 
 __all__ = ["Einsum"]
 
-#: The most operands: of three and more, which two go first decides what moves.
+#: The most operands: with three, the moves depend on the two that go first.
 _MOST = 2
 
 
 @dataclass(frozen=True)
 class Einsum:
-    """An einsum: the letters of its operands' dims and of its result's.
+    """An einsum, as the letters of its operands and of its result.
 
     >>> einsum = Einsum.parse("bsd,df->bsf")
     >>> einsum.operands, einsum.result, einsum.summed
     (('bsd', 'df'), 'bsf', ('d',))
     """
 
-    #: The letters of each operand.
     operands: tuple[str, ...]
-    #: The letters of the result.
     result: str
 
     @classmethod
     def parse(cls, text: str) -> Einsum:
-        """Read a text such as `"bsd,df->bsf"`.
+        """Return the einsum of a text such as `"bsd,df->bsf"`; spaces are ignored.
 
         Raises:
-            LayoutError: if it is not of this form: letters, one or two operands, the result given, no letter twice in
-                one tensor and none in the result only.
+            LayoutError: if the text is not of this form, has three operands, a letter twice in one tensor, or one in
+                the result only.
+            TypeError: if it is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a string such as 'bsd,df->bsf', got {shown(text)}")
@@ -63,19 +62,19 @@ class Einsum:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """All letters, in the order of a `dot_general`: those of both operands, of one, and those that are summed."""
+        """All letters in the order of the result of a `dot_general`, batch first, then those that are summed."""
         both = [letter for letter in self.result if all(letter in side for side in self.operands)]
         own = [letter for side in self.operands for letter in side if letter in self.result]
         return (*dict.fromkeys([*both, *own]), *self.summed)
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The letters that the result does not have, sorted, as `jax.numpy.einsum` takes them."""
+        """The letters that the result lacks, sorted, as `jax.numpy.einsum` takes them."""
         return tuple(sorted({*"".join(self.operands)} - {*self.result}))
 
     @property
     def rule(self) -> FactorRule:
-        """The factor rule: each letter is a factor, in the order of `letters`."""
+        """The factor rule, whose factors are the letters, in the order of `letters`."""
         sides = [f"[{','.join(side)}]" for side in (*self.operands, self.result)]
         text = f"({','.join(sides[:-1])})->({sides[-1]})"
         return FactorRule._ordered(text, self.summed, self.letters)
@@ -84,7 +83,7 @@ class Einsum:
         """Return the size of each letter for operands of these shapes.
 
         Raises:
-            LayoutError: if an operand has another number of dims, or a letter two sizes.
+            LayoutError: if there are more or fewer shapes, one has another number of dims, or a letter has two sizes.
 
         >>> Einsum.parse("ik,kj->ij").sizes([(2, 3), (3, 5)])
         {'i': 2, 'k': 3, 'j': 5}

@@ -34,7 +34,7 @@ def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def reduce_with_places(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Return the largest or smallest elements along a dim with their places, the first of those that are equal."""
+    """Return the largest or smallest elements along a dim and their places, the first of equal ones."""
     (dim,), values = attributes["dimensions"], has.arrays[0]
     choose = np.argmax if attributes["body"] == "maximum" else np.argmin
     shape = [1 if at == dim else size for at, size in enumerate(values.shape)]
@@ -48,7 +48,7 @@ def reduce_with_places(has: DeviceTensors, attributes: Attributes) -> list[Array
 
 
 def better_with_places(body: str, one: Sequence[Array], other: Sequence[Array]) -> list[Array]:
-    """Return the larger or smaller of elements with their places, the first of those that are equal; NaN is best."""
+    """Return the larger or smaller of two elements with its place; the first of equal ones, and NaN before all."""
     (a, place), (b, other_place) = one, other
     is_better = (b > a if body == "maximum" else b < a) | ((a == a) & (b != b))
     is_before = (other_place < place) & ((a == b) | ((a != a) & (b != b)))

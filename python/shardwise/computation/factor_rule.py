@@ -1,4 +1,7 @@
-"""Factor rules: the dims of an op's tensors as products of factors, and what becomes of the op if one is cut."""
+"""Factor rules: the dims of an op's tensors as products of factors, and the effect of cutting each.
+
+The form is that of Shardy's `sdy.op_sharding_rule`.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,39 @@ from typing import Any, Literal
 from .._arguments import instance, integer
 from .._core import FactorRule as CoreRule
 from .._core import factor_rule as core_rule
+from .._text import shown
 
 __all__ = ["FactorKind", "FactorRule", "factor_rule"]
 
 _FACTOR = re.compile(r"[A-Za-z](?:_[0-9]+)?")
 
-#: The effect on an op when a factor is cut: each device has its part of the result; an addend of it; the op needs it
-#: whole; each device has its part, and needs a few elements of its neighbours.
+#: The effect of a cut factor: each device has its part of the result (`pass`) or an addend of it (`sum`); the op cannot
+#: compute with it (`whole`); each device has its part, and reads some elements of its neighbours (`shift`).
 FactorKind = Literal["pass", "sum", "whole", "shift"]
 
-#: For each dim of a tensor the names of its factors, major first.
+#: The names of the factors of each dim of a tensor, major first.
 Dims = tuple[tuple[str, ...], ...]
 
 
 class FactorRule:
-    """A rule that says how an op computes with tensors that are cut.
+    """A rule for an op on tensors that are cut: the factors of all dims, and the effect of cutting each.
 
     Args:
-        text: for each operand and result its dims, and for each dim its factors, major first: a letter each, or a
-            letter with a number, such as `z_1`. `"([i,k],[k,j])->([i,j])"` is a matrix product.
-        sum: the factors that the op adds up, so that devices which cut one have addends of the result.
-        whole: those that it needs whole.
-        shift: those of which a device needs a few elements of its neighbours.
-        blocked: those whose cut is not taken over by the other tensors.
-        sizes: the sizes of factors that no shape tells: those of dims with several.
-        reduction: what puts addends together: `"add"`, `"maximum"`, `"minimum"`, `"multiply"`, `"and"` or `"or"`.
+        text: the operands and results as lists of dims, and each dim as its factors, major first: letters, or letters
+            with a number such as `z_1`. `"([i,k],[k,j])->([i,j])"` is a matrix product, `"([ij])->([i,j])"` a reshape.
+        sum: factors that the op adds up; a device that has a part of one has an addend of the result.
+        whole: factors that the op cannot compute with while they are cut.
+        shift: factors of which a device reads some elements of its neighbours.
+        blocked: factors whose cut does not spread to the other tensors.
+        sizes: elements of factors that shapes do not tell, because their dim has several.
+        reduction: the op that puts addends together: `"add"`, `"maximum"`, `"minimum"`, `"multiply"`, `"and"` or
+            `"or"`.
 
     Raises:
-        LayoutError: if the text is not a rule, or there is no such factor.
+        LayoutError: if the text is not a rule, a factor is not in it, or a factor is of two kinds.
+        TypeError: if an argument is of another type.
 
-    Rules are immutable, comparable, hashable and picklable; equal rules may have other names for their factors.
+    Rules are immutable, comparable, hashable and picklable; equal rules may name their factors differently.
 
     >>> rule = FactorRule("([i,k],[k,j])->([i,j])", sum="k")
     >>> rule.kinds["k"], rule.of([(4, 8), (8, 16)], [(4, 16)]).sizes["k"]
@@ -66,7 +72,8 @@ class FactorRule:
     ) -> None:
         named = {"sum": _names("sum", sum), "whole": _names("whole", whole), "shift": _names("shift", shift)}
         kinds = [(name, kind) for kind, names in named.items() for name in names]
-        known = [(instance("sizes", name, str), integer(f"sizes[{name!r}]", size)) for name, size in sizes.items()]
+        given = instance("sizes", sizes, Mapping).items()  # type: ignore[type-abstract]
+        known = [(instance("sizes", name, str), integer(f"sizes[{name!r}]", size)) for name, size in given]
         core = CoreRule(
             instance("text", text, str),
             kinds,
@@ -89,12 +96,12 @@ class FactorRule:
 
     @classmethod
     def _ordered(cls, text: str, summed: Sequence[str], order: tuple[str, ...]) -> FactorRule:
-        """Return a rule whose factors are in this order, by which policies decide between equals."""
+        """Return a rule whose factors have this order, in which policies prefer them."""
         return cls._of(CoreRule(text, [(name, "sum") for name in summed], (), [], "add", order), order)
 
     @property
     def text(self) -> str:
-        """The rule as text."""
+        """The rule in the form that the class takes, without kinds and sizes."""
         sides = [
             ",".join(f"[{','.join(map(''.join, dims))}]" for dims in side) for side in (self.operands, self.results)
         ]
@@ -102,12 +109,12 @@ class FactorRule:
 
     @property
     def operands(self) -> tuple[Dims, ...]:
-        """The names of the factors of each dim of each operand."""
+        """The factors of each dim of each operand."""
         return self._dims[: self._core.operands]
 
     @property
     def results(self) -> tuple[Dims, ...]:
-        """The names of the factors of each dim of each result."""
+        """The factors of each dim of each result."""
         return self._dims[self._core.operands :]
 
     @property
@@ -117,7 +124,7 @@ class FactorRule:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of the factors that are known."""
+        """The elements of each factor whose size is known."""
         return {name: size for name, (size, _, _) in self._factors() if size >= 0}
 
     @property
@@ -127,7 +134,7 @@ class FactorRule:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The factors whose cut is not taken over by the other tensors."""
+        """The factors whose cut does not spread to the other tensors."""
         return tuple(name for name, (_, _, blocked) in self._factors() if blocked)
 
     @property
@@ -139,15 +146,18 @@ class FactorRule:
         return zip(self._names, self._core.factors, strict=True)
 
     def of(self, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:
-        """Return the rule with the sizes that these shapes give its factors.
+        """Return the rule with the sizes of its factors for operands and results of these shapes.
 
         Raises:
             LayoutError: if the shapes do not fit the rule, or a size stays unknown.
+
+        >>> FactorRule("([ij])->([i,j])").of([(24,)], [(4, 6)]).sizes
+        {'i': 4, 'j': 6}
         """
         return FactorRule._of(self._core.sized(operands, results), self._given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rule as JSON has it: its text, and what is to be said of some factors.
+        """Return the arguments of the class as values that `json.dumps` takes, defaults left out.
 
         >>> FactorRule("([i,k],[k,j])->([i,j])", sum="k").to_json()
         {'text': '([i,k],[k,j])->([i,j])', 'sum': ['k']}
@@ -163,7 +173,7 @@ class FactorRule:
     @property
     def _key(self) -> tuple[Any, ...]:
         tensors, factors = self._core.tensors, self._core.factors
-        # Numbered as they are first used: rules that are equal may name their factors in another order.
+        # Factors are numbered by first use, because equal rules may have theirs in another order.
         used = dict.fromkeys(number for tensor in tensors for dim in tensor for number in dim)
         numbers = {number: at for at, number in enumerate(used)}
         dims = tuple(tuple(tuple(numbers[number] for number in dim) for dim in tensor) for tensor in tensors)
@@ -197,29 +207,29 @@ def _factor_names(count: int) -> tuple[str, ...]:
 
 
 def _names(argument: str, names: str | Iterable[str]) -> list[str]:
-    found = [names] if isinstance(names, str) else list(names)
-    if isinstance(names, str) and "_" not in names:
-        found = list(names)
-    for name in found:
-        instance(argument, name, str)
-    return found
+    if isinstance(names, str):
+        return [names] if "_" in names else list(names)
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{argument} must be the names of factors, got {shown(names)}")
+    return [instance(argument, name, str) for name in names]
 
 
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
 ) -> FactorRule:
-    """Return the rule of an op for operands and results of these shapes.
+    """Return the rule of an op for operands and results of these shapes, which is Shardy's.
 
     Args:
-        op: its name in StableHLO: `"dot_general"`, `"reshape"`, `"gather"`, `"tanh"`; and `"top_k"`, `"qr"`, `"eigh"`,
-            `"erf"`.
-        operands: the shapes of its operands.
-        results: the shapes of its results.
-        attributes: what StableHLO says of it besides: numbers, lists of numbers, words; `body` is the name of the op
-            within a reduction or a scatter, and `"assign"` for a scatter that overwrites.
+        op: the name in StableHLO, such as `"dot_general"` or `"gather"`, or one of `"top_k"`, `"qr"`, `"eigh"`,
+            `"erf"`, which StableHLO has as calls.
+        operands: the shape of each operand, in elements.
+        results: the shape of each result.
+        attributes: the op's attributes in StableHLO: numbers, lists of numbers, words. `body` is the op within a
+            reduction or a scatter, such as `"add"`; `"assign"` is that of a scatter that overwrites.
 
     Raises:
-        LayoutError: if no rule of the name is known, an attribute is missing, or the shapes are not such an op's.
+        LayoutError: if the op has no rule here, lacks an attribute, or has other shapes.
+        TypeError: if an argument is of another type.
 
     >>> print(factor_rule("reshape", [(8, 24)], [(2, 4, 24)]))
     ([ij,k])->([i,j,k])

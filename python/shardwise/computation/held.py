@@ -1,4 +1,4 @@
-"""A device's part of an op's tensors, and the reductions that ops have."""
+"""A device's parts of an op's tensors, reductions, and padding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DeviceTensors:
-    """A device's part: its views, where each begins in its array, and the shapes of its results."""
+    """A device's parts of an op's tensors; ops that look elements up need their places in the whole."""
 
+    #: The device's part of each operand.
     arrays: Sequence[Array]
-    #: The place where each begins, and the shapes of the whole arrays.
+    #: The first element of each part in its operand.
     starts: Sequence[tuple[int, ...]]
+    #: The shape of each whole operand.
     wholes: Sequence[tuple[int, ...]]
-    #: The shapes of its results.
+    #: The shapes of the device's parts of the results.
     shapes: Sequence[tuple[int, ...]]
-    #: True for the one of those with addends that begins with the operand's own values.
+    #: True for the one device, of those with addends, whose addend includes the value that a reduction begins with.
     first: bool = True
 
 
@@ -38,7 +40,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "or": np.logical_or,
 }
 
-#: The value that changes no other.
+#: The neutral element of each reduction; `log_add`, the log of a sum of exponentials, is one of windows only.
 IDENTITY = {
     **{"add": 0, "multiply": 1, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False},
     "log_add": -np.inf,
@@ -46,7 +48,7 @@ IDENTITY = {
 
 
 def identity(body: str, dtype: np.dtype[Any]) -> Array:
-    """Return the value of a dtype that changes no other when the two are reduced.
+    """Return the neutral element of a reduction in a dtype.
 
     >>> identity("maximum", np.dtype(np.int8)), identity("maximum", np.dtype(np.float32))
     (array(-128, dtype=int8), array(-inf, dtype=float32))
@@ -60,12 +62,15 @@ def identity(body: str, dtype: np.dtype[Any]) -> Array:
 
 
 def along(dim: int, start: int | None = None, stop: int | None = None, step: int | None = None) -> tuple[slice, ...]:
-    """Return the index of a part of a dim."""
+    """Return the index of a slice of a dim."""
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
 def pad_array(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:
-    """Return the array with so many elements before, behind and between those of its last dims, or fewer."""
+    """Return the array with `(low, high, gaps)` elements before, after and between those of its last dims.
+
+    Negative numbers take elements away, as in StableHLO's `pad`.
+    """
     for dim, (low, high, gaps) in enumerate(sides, array.ndim - len(sides)):
         sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * (gaps + 1) + 1), *array.shape[dim + 1 :]]
         spread = np.full(sizes, value, array.dtype)

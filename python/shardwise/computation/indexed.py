@@ -1,4 +1,4 @@
-"""Ops that look elements up by their places: gather, scatter, slices at places that only the run tells."""
+"""Ops that look elements up in numpy: gather, scatter, and slices whose places are operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["dynamic_slice", "dynamic_update_slice", "looked_up", "scatter"]
 
 
 def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], rank: int) -> list[Any]:
-    """Return for each dim of the operand the places of all elements of the slices."""
+    """Return the places, in each dim of the operand, of all elements of the slices."""
     offset, collapsed, batch = (
         attributes[name] for name in ("offset_dims", "collapsed_slice_dims", "operand_batching_dims")
     )
@@ -34,7 +34,7 @@ def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], ran
 
 
 def inside(places: Sequence[Array], array: Array) -> Array:
-    """Say which places are those of elements of an array."""
+    """Return true for places that are within an array."""
     there = np.ones(places[0].shape if places else (), bool)
     for at, size in zip(places, array.shape, strict=True):
         there &= (at >= 0) & (at < size)
@@ -42,7 +42,7 @@ def inside(places: Sequence[Array], array: Array) -> Array:
 
 
 def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Gather slices; those that a device does not hold are zeros there."""
+    """Return gathered slices; elements that the device does not hold are zeros."""
     operand, indices = has.arrays
     result = np.zeros(has.shapes[0], operand.dtype)
     # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
@@ -61,7 +61,7 @@ def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Put updates into the operand; a device ignores those of places that it does not hold."""
+    """Return the operand with updates put in; those of places that the device does not hold are left out."""
     operand, indices, updates = has.arrays
     body, inserted = attributes["body"], attributes["collapsed_slice_dims"]
     result = operand.copy() if has.first or body == "assign" else np.full_like(operand, identity(body, operand.dtype))
@@ -78,12 +78,12 @@ def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def fitting(at: Array, whole: int, part: int) -> int:
-    """Return where a part of a dim begins: where it fits, if it would not at this place."""
+    """Return the place nearest to `at` where a part of a dim fits."""
     return min(max(int(at), 0), whole - part)
 
 
 def dynamic_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
-    """Take a slice at a place that is an operand, moved to where it fits."""
+    """Return a slice at a place that is an operand, moved to where it fits."""
     sides = zip(has.arrays[1:], has.shapes[0], has.arrays[0].shape, strict=True)
     parts = [
         slice(None) if size == whole else slice(fitting(at, whole, size), fitting(at, whole, size) + size)
@@ -93,7 +93,7 @@ def dynamic_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
 
 
 def dynamic_update_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
-    """Put an update at a place that is an operand, moved to where it fits."""
+    """Return the operand with an update at a place that is another operand, moved to where it fits."""
     result, update = has.arrays[0].copy(), has.arrays[1]
     # Of a dim that is updated in part the update is whole.
     partly = [part != whole for part, whole in zip(has.wholes[1], has.wholes[0], strict=True)]

@@ -1,6 +1,6 @@
 """Computations of jaxprs: JAX's primitives as the ops of StableHLO that JAX lowers them to.
 
-A jaxpr is data here, so that only tracing needs JAX: `{"inputs": [[shape, dtype]], "consts", "eqns", "outputs"}`, each
+Jaxprs are data here, so that only tracing needs JAX: `{"inputs": [[shape, dtype]], "consts", "eqns", "outputs"}`, each
 of `eqns` with `op`, `params`, `in`, `out` and perhaps `source`. A value is a number (inputs, constants, results in
 order) or a literal, `{"lit": number, "aval": [shape, dtype]}`; a param that is a jaxpr is `{"jaxpr": ...}`.
 """
@@ -25,7 +25,20 @@ _INDEX: Aval = [[], "int32"]
 def computation_of_jaxpr(
     jaxpr: Mapping[str, Any], *, rules: Mapping[str, FactorRule] | None = None, unknown: Literal["whole"] | None = None
 ) -> Computation:
-    """Return the computation of a jaxpr; see `computation_from_jax`."""
+    """Return the computation of a jaxpr as data, in the form that this module's docstring has.
+
+    Args:
+        jaxpr: the jaxpr; its `names` are those of the inputs.
+        rules: as for `computation_from_jax`.
+        unknown: as for `computation_from_jax`.
+
+    Raises:
+        LayoutError: as for `computation_from_jax`.
+
+    >>> tanh = {"op": "tanh", "params": {}, "in": [0], "out": [[[4], "float32"]]}
+    >>> computation_of_jaxpr({"inputs": [[[4], "float32"]], "eqns": [tanh], "outputs": [1]}).ops[0].name
+    'tanh'
+    """
     said = Lowering((), Lowered(_LOWERED, rules or {}, unknown)).of(jaxpr)
     return Computation(said["inputs"], said["ops"], said["outputs"], names=jaxpr.get("names", ()), unknown=unknown)
 
@@ -38,7 +51,7 @@ def _inlined(body: Lowering, eqn: Eqn) -> list[int]:
 
 
 def _scan(body: Lowering, eqn: Eqn) -> list[int]:
-    """Make a loop: its values are what is scanned, constants, the counter, what is carried, what is stacked."""
+    """Add a loop over scanned values, constants, a counter, carried values and stacked results, as JAX does."""
     params, outs = eqn.params, eqn.outs
     consts, carried = params["num_consts"], params["num_carry"]
     fixed, carries = eqn.operands[:consts], eqn.operands[consts : consts + carried]
@@ -65,7 +78,7 @@ def _scan(body: Lowering, eqn: Eqn) -> list[int]:
 
 
 def _while(body: Lowering, eqn: Eqn) -> list[int]:
-    """Make a loop with a test: its values are the constants of the test and of the body, then what is carried."""
+    """Add a loop with a test, over the constants of the test and of the body and the carried values."""
     params, operands = eqn.params, eqn.operands
     of_test, fixed = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     carried = range(fixed, len(operands))
@@ -76,7 +89,7 @@ def _while(body: Lowering, eqn: Eqn) -> list[int]:
     made = inner.inlined(params["body_jaxpr"]["jaxpr"], [*range(of_test, fixed), *carried])
     shape = test.shape(tested)
     if shape:
-        # Of a batch each goes on by itself: as long as one does, the others keep what they have.
+        # In a batch of loops, those that have ended keep their values until all have.
         dims = range(len(shape))
         tested = test.reduce("or", tested, test.constant([[], "bool"], False), dims, [[], "bool"])
         goes = inner.inlined(condition, [*range(of_test), *carried])[0]
@@ -127,7 +140,7 @@ def _conjugate(body: Lowering, eqn: Eqn) -> int:
 
 
 def _platform_index(body: Lowering, eqn: Eqn) -> int:
-    """Give the number of the branch of a platform that is not named."""
+    """Add the number of the default branch, or the last."""
     platforms = eqn.params["platforms"]
     return body.constant(eqn.out, platforms.index(None) if None in platforms else len(platforms) - 1)
 
@@ -182,7 +195,7 @@ def _cumulative(body: Lowering, eqn: Eqn, by: str) -> int:
 
 
 def _argument(body: Lowering, eqn: Eqn, by: str) -> int:
-    """Reduce elements with their places."""
+    """Add a reduction of elements together with their places."""
     shape, dtype = body.values[eqn.operands[0]]
     (axis,), out = eqn.params["axes"], eqn.out
     places = body.emit("iota", [], [shape, out[1]], dimension=axis)
@@ -192,7 +205,7 @@ def _argument(body: Lowering, eqn: Eqn, by: str) -> int:
 
 
 def _random(body: Lowering, eqn: Eqn) -> int:
-    """Draw numbers: each element is made of its own counter and of the key, which all devices have."""
+    """Add random numbers: a constant of unknown value, combined with the key so that it is not one."""
     drawn = body.constant(eqn.out, None)
     shape, dtype = body.values[eqn.operands[0]]
     if dtype != eqn.out[1] or len(shape) != 1:
@@ -345,7 +358,7 @@ def _reshard(body: Lowering, eqn: Eqn) -> int:
     return _constrained(body, eqn, spec, None) if any(spec) else eqn.operands[0]
 
 
-#: The way in which each primitive is lowered: to the number of its result, or those of several.
+#: The function that lowers each primitive, to the number of its result or those of several.
 _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(ALIKE, _alike),

@@ -1,4 +1,4 @@
-"""Jaxprs lowered to the ops of a computation, as JSON has them; how each primitive is lowered, `jaxpr` says."""
+"""Bodies under construction, and jaxprs lowered into them; the module `jaxpr` has the ways of the primitives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Aval", "Body", "Eqn", "Lowered", "Lowering"]
 #: A shape and a dtype.
 Aval = list[Any]
 
-#: The number that stands for a value that nothing uses.
+#: The number of a value that nothing uses.
 _UNUSED = -1
 
 _INDEX: Aval = [[], "int32"]
 
 
 class Body:
-    """The ops of a computation, for which inputs of these shapes and dtypes are given."""
+    """The ops of a computation of some inputs, as they are added; values are named by their numbers."""
 
     def __init__(self, inputs: Sequence[Aval], source: str = "") -> None:
         self.values = [list(value) for value in inputs]
@@ -32,7 +32,7 @@ class Body:
         self._ops: list[dict[str, Any]] = []
 
     def said(self, outputs: Sequence[int]) -> dict[str, Any]:
-        """Return all of it, as JSON has a computation with these results."""
+        """Return the computation with these results as JSON has it."""
         return {"inputs": self.values[: self._inputs], "ops": self._ops, "outputs": list(outputs)}
 
     def shape(self, value: int) -> list[int]:
@@ -59,7 +59,7 @@ class Body:
         return self.emit_all("call", operands, [body.values[result]], {}, body=body.said([result]))[0]
 
     def constant(self, out: Aval, value: Any) -> int:
-        """Add a constant, of a value that is not known if it is `None`."""
+        """Add a constant; its value is unknown if it is `None`."""
         if isinstance(value, float) and not math.isfinite(value):
             value = str(value)
         return self.emit("constant", [], out, **({} if value is None else {"value": value}))
@@ -73,7 +73,7 @@ class Body:
         return self.constant([[], dtype], IDENTITY[body])
 
     def broadcast(self, value: int, shape: Sequence[int], dims: Sequence[int] | None = None) -> int:
-        """Broadcast a value whose dims are the last, or these."""
+        """Broadcast a value whose dims become the last ones, or `dims`."""
         if self.shape(value) == list(shape):
             return value
         rank = len(self.shape(value))
@@ -82,11 +82,11 @@ class Body:
         return self.emit("broadcast_in_dim", [value], out, broadcast_dimensions=list(dims))
 
     def reduce(self, body: str, value: int, start: int, dims: Sequence[int], out: Aval) -> int:
-        """Put the elements along some dims together."""
+        """Reduce a value along some dims."""
         return self.emit("reduce", [value, start], out, dimensions=list(dims), body=body, n=1)
 
     def part(self, value: int, dim: int, first: int, size: int) -> int:
-        """Take a part of a dim."""
+        """Add a slice of one dim."""
         shape = self.shape(value)
         starts, limits = [0] * len(shape), list(shape)
         starts[dim], limits[dim] = first, first + size
@@ -95,13 +95,13 @@ class Body:
 
 
 class Eqn(NamedTuple):
-    """An equation of a jaxpr, with the numbers of its operands."""
+    """An equation of a jaxpr whose operands have numbers."""
 
     name: str
     params: Mapping[str, Any]
     operands: list[int]
     outs: Sequence[Aval]
-    #: The results that are used.
+    #: True for each result that is used.
     needed: Sequence[bool]
 
     @property
@@ -111,7 +111,7 @@ class Eqn(NamedTuple):
 
     @property
     def jaxpr(self) -> Mapping[str, Any]:
-        """The jaxpr that it calls."""
+        """The called jaxpr."""
         for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
             if isinstance(self.params.get(name), Mapping):
                 found: Mapping[str, Any] = self.params[name]["jaxpr"]
@@ -120,7 +120,7 @@ class Eqn(NamedTuple):
 
     @property
     def window(self) -> dict[str, Any]:
-        """The attributes of an op with such windows."""
+        """The attributes of windows."""
         for name in ("base_dilation", "window_dilation"):
             if any(size != 1 for size in self.params.get(name) or ()):
                 raise LayoutError(
@@ -130,11 +130,13 @@ class Eqn(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The ways in which primitives are lowered, by their names: to the number of a result, or those of several."""
+    """The ways in which primitives are lowered, by their names."""
 
+    #: Functions that add ops, and return the number of the result or the numbers of several.
     lowered: Mapping[str, Callable[[Lowering, Eqn], int | list[int]]]
-    #: Rules of others, and `"whole"` to take the rest as ops that need their operands whole.
+    #: The user's rules of other primitives.
     rules: Mapping[str, FactorRule]
+    #: `"whole"` to take all others as ops that need their operands whole.
     unknown: str | None
 
 
@@ -146,17 +148,17 @@ class Lowering(Body):
         self._ways = given
 
     def of(self, jaxpr: Mapping[str, Any], used: Sequence[bool] | None = None) -> dict[str, Any]:
-        """Return the jaxpr as JSON has a computation, of those results that are used."""
+        """Return the computation of a jaxpr's used results as JSON has it."""
         inner = self.within(jaxpr["inputs"])
         outputs = inner.inlined(jaxpr, range(len(jaxpr["inputs"])), used)
         return inner.said([output for output in outputs if output != _UNUSED])
 
     def within(self, inputs: Sequence[Aval]) -> Lowering:
-        """Return a body that takes such values, for its ops to come."""
+        """Return a new body that takes such values."""
         return Lowering(inputs, self._ways, self.source)
 
     def inlined(self, jaxpr: Mapping[str, Any], inputs: Sequence[int], used: Sequence[bool] | None = None) -> list[int]:
-        """Emit what the results that are used need, as JAX does, and give the numbers of the results."""
+        """Add the ops that the used results need, as JAX does, and return the numbers of all results."""
         env = list(inputs)
         consts = jaxpr.get("consts", ())
         values = jaxpr.get("values", [None] * len(consts))
@@ -194,14 +196,14 @@ class Lowering(Body):
     def call(
         self, jaxpr: Mapping[str, Any], operands: Sequence[int], outs: Sequence[Aval], needed: Sequence[bool] = ()
     ) -> list[int]:
-        """Call a jaxpr, for those of its results that are needed, or all."""
+        """Add a call of a jaxpr for its needed results, by default all."""
         needed = needed or [True for _ in outs]
         taken = [out for out, is_needed in zip(outs, needed, strict=True) if is_needed]
         made = iter(self.emit_all("call", operands, taken, {}, body=self.of(jaxpr, needed)))
         return [next(made) if is_needed else _UNUSED for is_needed in needed]
 
     def indexed(self, value: int, index: int) -> int:
-        """Take the part at an index of the first dim, in a call."""
+        """Add a call that takes the part at an index of the first dim."""
         shape, dtype = self.values[value]
         body = self.within([[shape, dtype], _INDEX])
         zeros = [body.constant(_INDEX, 0) for _ in shape[1:]]
@@ -210,7 +212,7 @@ class Lowering(Body):
         return self.called(body, [value, index], body.emit("reshape", [cut], [shape[1:], dtype]))
 
     def updated(self, value: int, part: int, index: int) -> int:
-        """Put a part at an index of the first dim, in a call."""
+        """Add a call that puts a part at an index of the first dim."""
         shape, dtype = self.values[value]
         body = self.within([[shape, dtype], self.values[part], _INDEX])
         dims = list(range(1, len(shape)))
@@ -221,7 +223,10 @@ class Lowering(Body):
 
 
 def _needed(jaxpr: Mapping[str, Any], used: Sequence[bool], count: int) -> list[list[bool]]:
-    """Say of each equation which of its results the used ones of a jaxpr with `count` inputs and constants need."""
+    """Return, for each equation, true for the results that the used results of the jaxpr need.
+
+    The jaxpr has `count` inputs and constants.
+    """
     needed = {
         value for value, is_used in zip(jaxpr["outputs"], used, strict=True) if is_used and isinstance(value, int)
     }

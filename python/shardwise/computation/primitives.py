@@ -1,16 +1,16 @@
-"""JAX's primitives by their names: which op of StableHLO each is, where no more than the name or a param is another."""
+"""Names of JAX's primitives, by the way in which they are lowered to ops of StableHLO."""
 
 __all__ = ["ALIKE", "BODIES", "CALLS", "CUMULATIVE", "ELEMENTWISE", "INLINED", "NOTHING", "ORDER", "RANDOM"]
 
-#: Comparisons; those of a total order come last.
+#: Comparisons; the last are those of a total order, in which NaN and the sign of zero count.
 ORDER = ("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
-#: Primitives of their own names in StableHLO.
+#: Elementwise primitives whose names are StableHLO's.
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
     "is_finite not erf erf_inv erfc lgamma digamma real imag square add atan2 and or xor complex shift_left "
     "shift_right_arithmetic shift_right_logical clamp reduce_precision"
 )
-#: Primitives that are an op of as many operands, each broadcast to the result.
+#: Elementwise primitives and their ops; operands are broadcast to the result.
 ELEMENTWISE = {
     **{name: name for name in _SAME_NAME.split()},
     **{"neg": "negate", "exp": "exponential", "exp2": "exponential", "log1p": "log_plus_one", "sin": "sine"},
@@ -19,7 +19,7 @@ ELEMENTWISE = {
     **{"rem": "remainder", "max": "maximum", "min": "minimum", "pow": "power"},
     **dict.fromkeys(ORDER, "compare"),
 }
-#: Primitives that are an op of the same operands, with params as its attributes.
+#: Primitives that are an op of the same operands: its name, and its attributes with the params that they are.
 ALIKE: dict[str, tuple[str, dict[str, str]]] = {
     "bitcast_convert_type": ("bitcast_convert", {}),
     "broadcast_in_dim": ("broadcast_in_dim", {"broadcast_dimensions": "broadcast_dimensions"}),
@@ -38,23 +38,23 @@ ALIKE: dict[str, tuple[str, dict[str, str]]] = {
         {name: name for name in ("left_side", "lower", "transpose_a", "unit_diagonal")},
     ),
 }
-#: The op that puts two elements together, by the name of a reduction after `reduce_`, `reduce_window_` or `scatter-`.
+#: The ops of reductions, by their names after `reduce_`, `reduce_window_` or `scatter-`.
 BODIES = {
     **{"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", "and": "and", "or": "or"},
     **{"add": "add", "mul": "multiply"},
 }
-#: Cumulative reductions.
+#: The ops of cumulative reductions.
 CUMULATIVE = {
     **{"cumsum": "add", "cumprod": "multiply", "cummax": "maximum", "cummin": "minimum"},
     "cumlogsumexp": "log_add",
 }
-#: Numbers drawn at random, and keys made of others.
+#: Random numbers, and keys made of other keys.
 RANDOM = ("random_bits", "random_seed", "random_split", "random_fold_in", "random_clone")
-#: Primitives that are their operands as far as layouts go.
+#: Primitives that give their operands unchanged.
 NOTHING = (
     *("stop_gradient", "copy", "copy_p", "device_put", "pvary", "optimization_barrier_p", "name"),
     *("random_wrap", "random_unwrap"),
 )
-#: Primitives that are the jaxpr that they have: as a call, and in place.
+#: Primitives that compute a jaxpr: in a call, and in place.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_lin")
 INLINED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint", "remat")

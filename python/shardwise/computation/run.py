@@ -1,4 +1,4 @@
-"""One op in plain numpy, on whole arrays or on what a device has; the inputs of a computation as arrays."""
+"""Single ops in plain numpy, on whole arrays or on a device's parts, and the inputs of computations as arrays."""
 
 from __future__ import annotations
 
@@ -20,24 +20,29 @@ __all__ = ["branch_of", "checked_inputs", "compute", "compute_local", "value_dty
 
 def checked_inputs(arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[Array]:
     """Return arrays for the inputs of a computation in their dtypes, checked."""
+    if isinstance(arrays, str) or not hasattr(arrays, "__len__"):
+        raise TypeError(f"arrays must be a sequence of arrays, got {shown(arrays)}")
     if len(arrays) != len(shapes):
         raise LayoutError(f"arrays has {len(arrays)} entries for {len(shapes)} inputs")
-    found = [
-        np.asarray(array, value_dtype(at, dtype)) for at, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True))
-    ]
-    for number, (array, shape) in enumerate(zip(found, shapes, strict=True)):
-        if array.shape != shape:
-            raise LayoutError(f"arrays[{number}] has the shape {array.shape}, the input {shape}")
+    found = []
+    for number, (array, shape, name) in enumerate(zip(arrays, shapes, dtypes, strict=True)):
+        dtype = value_dtype(number, name)
+        try:
+            found.append(np.asarray(array, dtype))
+        except (TypeError, ValueError) as error:
+            raise LayoutError(f"arrays[{number}] cannot be of dtype {name}: {error}") from None
+        if found[-1].shape != shape:
+            raise LayoutError(f"arrays[{number}] has the shape {found[-1].shape}, the input {shape}")
     return found
 
 
 def branch_of(index: Any, count: int) -> int:
-    """Return which of so many branches an index is, the last for one that is none, as StableHLO has it."""
+    """Return the number of the branch of an index, the last for one out of range, as in StableHLO."""
     return int(index) if 0 <= index < count else count - 1
 
 
 def value_dtype(number: int, name: str) -> np.dtype[Any]:
-    """Return the dtype of a value as numpy has it."""
+    """Return numpy's dtype of a value."""
     dtype = find_dtype(name)
     if dtype is None:
         raise LayoutError(f"value {number} is of dtype {shown(name)}, which numpy does not have")
@@ -47,10 +52,10 @@ def value_dtype(number: int, name: str) -> np.dtype[Any]:
 def compute(
     name: str, given: Attributes, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], source: str = ""
 ) -> list[Array]:
-    """Compute an op without a body on whole arrays, for results of these shapes.
+    """Return the results of an op without bodies, of these shapes, for whole operands.
 
     Raises:
-        LayoutError: if it is none that numpy has here, or a constant whose value is not known.
+        LayoutError: if the op is not one of `OPS`, is a constant of unknown value, or numpy's linear algebra refuses.
     """
     starts = [(0,) * array.ndim for array in arrays]
     has = DeviceTensors(arrays, starts, [array.shape for array in arrays], shapes)
@@ -58,7 +63,7 @@ def compute(
 
 
 def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str = "") -> list[Array]:
-    """Compute an op on what a device has."""
+    """Return a device's parts of the results of an op without bodies; errors are those of `compute`."""
     if name in ("barrier", "constraint"):
         return list(has.arrays)
     if name == "iota" and "dimension" in given:
@@ -73,7 +78,7 @@ def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str 
     if not is_known or (name == "reduce" and len(has.shapes) > 1 and not given.get("with_places")):
         why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
         raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
-    # Of dtypes that numpy itself does not have, such as bfloat16, it has few operations.
+    # numpy has few operations of dtypes that are not its own, such as bfloat16.
     wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]
     with np.errstate(all="ignore"):
         try:

@@ -1,4 +1,4 @@
-"""Computations of functions of JAX, which it traces to jaxprs; they are read as data."""
+"""Computations of functions of JAX: JAX traces them to jaxprs, which are read as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .._arguments import instance
 from .._fork import importing
+from .._text import shown
+from ..errors import LayoutError
 from .computation import Computation
 from .factor_rule import FactorRule
 from .jaxpr import computation_of_jaxpr
@@ -17,7 +20,7 @@ from .lowering import Aval
 
 __all__ = ["computation_from_jax"]
 
-#: The most elements of a constant that are kept.
+#: The most elements of a constant whose value is kept.
 _MOST = 4096
 
 
@@ -27,21 +30,33 @@ def computation_from_jax(
     rules: Mapping[str, FactorRule] | None = None,
     unknown: Literal["whole"] | None = None,
 ) -> Computation:
-    """Return the computation of a function of JAX, by tracing it; needs JAX, and no devices.
+    """Return the computation of a function of JAX, which JAX traces; it needs no devices, and compiles nothing.
 
-    Gradients and optimizers are traced with it: give the function of the whole step. The computation's `names` are
-    those of the inputs, as `jax.tree_util.keystr` writes them, and the places of its ops are lines of the user's
-    source.
+    A function of a whole training step is traced with its gradients and its optimizer. The `names` of the inputs are
+    their paths, as `jax.tree_util.keystr` writes them. The place of an op is the innermost line of its traceback
+    outside of JAX and of installed packages.
 
     Args:
-        function: the function.
+        function: a function that `jax.jit` can trace.
         shapes: its arguments: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
-        rules: the factor rules of primitives that are not known, by their names.
-        unknown: `"whole"` to take others as ops that need their operands whole.
+        rules: the factor rules of primitives that are not known here, by the primitives' names.
+        unknown: `"whole"` to take all other primitives as ops that need their operands whole, with a warning.
 
     Raises:
-        LayoutError: if a primitive is not known.
+        LayoutError: if a primitive is not known; the error names it, its place, and both ways to go on.
+        TypeError: if `function` cannot be called, or a rule is not a `FactorRule`. JAX's own errors come out as they
+            are.
+
+    Examples are in the page "Which line causes this all-gather", which the tests run:
+
+        computation = computation_from_jax(step, weights, x)
     """
+    if not callable(function):
+        raise TypeError(f"function must be a function of JAX, got {shown(function)}")
+    for name, rule in (rules or {}).items():
+        instance(f"rules[{name!r}]", rule, FactorRule)
+    if unknown not in (None, "whole"):
+        raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
     with importing:
         import jax
         from jax import tree_util
@@ -51,7 +66,7 @@ def computation_from_jax(
 
 
 def _read(jaxpr: Any, consts: Sequence[Any] = ()) -> dict[str, Any]:
-    """Read a jaxpr of JAX, with the values of its constants."""
+    """Return a jaxpr of JAX and its constants as data."""
     numbers: dict[Any, int] = {}
     for variable in (*jaxpr.invars, *jaxpr.constvars):
         numbers[variable] = len(numbers)
@@ -90,7 +105,7 @@ def _read(jaxpr: Any, consts: Sequence[Any] = ()) -> dict[str, Any]:
 
 
 def _listed(array: Any) -> Any:
-    """Return the elements of a constant, if they are not too many."""
+    """Return the elements of a constant, or `None` if they are too many."""
     return array.tolist() if hasattr(array, "tolist") and math.prod(array.shape) <= _MOST else None
 
 
@@ -101,12 +116,12 @@ def _aval(aval: Any) -> Aval:
 
 
 def _words(aval: Any) -> tuple[int, ...]:
-    """Return the shape of a key of random numbers, which is some words."""
+    """Return the shape of a key of random numbers in words, empty for anything else."""
     return getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "key_shape", ())
 
 
 def _add_words(name: str, params: dict[str, Any], words: tuple[int, ...], rank: int) -> list[Any]:
-    """Give a primitive that takes parts of keys the last dim, of words, in its params; return operands to add."""
+    """Add the dim of a key's words to the params of a primitive that takes keys apart; return operands to add."""
     if name == "slice":
         params["start_indices"] += [0]
         params["limit_indices"] += words
@@ -121,7 +136,7 @@ def _add_words(name: str, params: dict[str, Any], words: tuple[int, ...], rank: 
 
 
 def _param(given: Any) -> Any:
-    """Read a param: numbers, words, jaxprs, layouts, and what is made of them."""
+    """Return a param as data: numbers, words, jaxprs, layouts, and lists and mappings of these."""
     if isinstance(given, (bool, int, float, str)) or given is None:
         return given
     if isinstance(given, np.generic):
@@ -141,7 +156,7 @@ def _param(given: Any) -> Any:
 
 
 def _place(eqn: Any) -> str:
-    """Return the innermost line that an equation is from outside of installed packages, or else outside of JAX."""
+    """Return the innermost line of an equation outside of installed packages, or else outside of JAX."""
     with importing:
         from jax._src import source_info_util
     frames = list(source_info_util.user_frames(eqn.source_info.traceback))

@@ -1,4 +1,4 @@
-"""Ops of windows: convolutions, reductions of windows, and elements added where a window has its largest."""
+"""Ops of windows in numpy: convolutions, reductions, and the gradients of pooling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["convolution", "select_and_scatter", "windows"]
 
 
 def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Reduce the elements of each window."""
+    """Return the reduction of each window."""
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
     reduction = np.logaddexp if attributes["body"] == "log_add" else REDUCTIONS[attributes["body"]]
@@ -27,7 +27,7 @@ def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Convolve; of grouped batches a device may have the groups of its outputs only."""
+    """Return a convolution; a device may have only the groups of its outputs."""
     names = attributes["lhs_spec"], attributes["rhs_spec"], attributes["out_spec"]
     spatial = range(len(names[0]) - 2)
     lhs = has.arrays[0].transpose([names[0].index(name) for name in ("b", "f", *spatial)])
@@ -58,7 +58,7 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def select_and_scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    """Add each element of the source at the place of the first largest or smallest element of its window."""
+    """Return the source's elements, each added at the first largest or smallest element of its window."""
     operand, source, start = has.arrays
     body = attributes.get("body", "maximum")
     better = np.greater if body == "maximum" else np.less

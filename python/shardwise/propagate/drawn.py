@@ -1,4 +1,4 @@
-"""Pictures: of an op, its tensors before and after each move in the colours of the devices; of a computation, bars."""
+"""Pictures of an einsum, its tensors before and after each move, and of a computation's moves, as bars."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["moves_picture", "op_picture"]
 #: The most lines of a source that have a bar.
 _MOST_LINES = 16
 
-#: The name, the shape and the layout of a tensor before the op.
+#: A tensor's name, its shape, and its layout before the op.
 Operand = tuple[str, tuple[int, ...], TensorLayout]
 
 
 def op_picture(
     title: str, operands: Iterable[Operand], result: Operand, moves: Mapping[str, Move], why: str
 ) -> Picture:
-    """Return the picture: each operand, after its move if it has one, then the result before and after its own."""
+    """Return the picture of an einsum: operands, then the result, each before and after its move."""
     stages: list[tuple[str, Tiling]] = []
     for name, shape, layout in operands:
         stages.append((name, layout.partition(shape)))
@@ -42,7 +42,7 @@ def op_picture(
 
 
 def moves_picture(moves: Sequence[Move], mesh: str) -> Picture:
-    """Return the picture of what moves in a computation: bars of each collective, and of each line of the source."""
+    """Return bars of a computation's bytes: by collective, and by line of the source."""
     kinds: dict[str, int] = {}
     lines: dict[str, int] = {}
     for move in moves:

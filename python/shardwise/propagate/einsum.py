@@ -1,4 +1,4 @@
-"""One einsum on tensors that are cut: the layout of the result, what must move, what each device computes."""
+"""Einsums on tensors that are cut: the layout of the result, the moves, the work of each device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._core import Propagated, propagated, settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
-from .._text import bytes_text
+from .._text import bytes_text, shown
 from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -31,27 +31,26 @@ __all__ = ["LocalEinsum", "einsum"]
 
 @dataclass(frozen=True)
 class LocalEinsum(Drawn):
-    """An einsum on tensors that are cut, and what comes of it; `einsum` makes one.
+    """An einsum on tensors that are cut, its result and its moves; `einsum` makes one.
 
-    In a notebook it shows its picture, as `shardwise.draw` does: the tensors before and after each move.
+    Mappings are by the operands' names. In a notebook it shows its picture, as `shardwise.draw` does: the tensors
+    before and after each move.
     """
 
-    #: The einsum.
     einsum: Einsum
-    #: The shape of each operand, by its name.
     shapes: dict[str, tuple[int, ...]]
-    #: The layout of each operand before, by its name.
+    #: The layout of each operand before its move.
     operands: dict[str, TensorLayout]
-    #: The layout of each operand that the devices compute with.
+    #: The layout of each operand after its move, with which the devices compute.
     local: dict[str, TensorLayout]
-    #: The layout in which the devices compute the result: unreduced over axes that cut what is summed.
+    #: The layout of the result before its move: unreduced over the axes that cut what is summed.
     computed: TensorLayout
-    #: The layout of the result.
+    #: The layout of the result after its move.
     result: TensorLayout
-    #: The moves before, and after.
+    #: The moves of operands.
     before: tuple[Move, ...]
+    #: The move of the result, if there is one.
     after: tuple[Move, ...]
-    #: The name of the dtype, and how disagreements were decided.
     dtype: str
     policy: Policy
     #: The axes that cut each letter while the devices compute.
@@ -65,23 +64,27 @@ class LocalEinsum(Drawn):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """All that must move, in order."""
+        """The moves of operands, then that of the result."""
         return (*self.before, *self.after)
 
     @property
     def bytes_received(self) -> int:
-        """The bytes that each device receives in all."""
+        """The bytes that each device receives in all moves."""
         return sum(move.bytes for move in self.moves)
 
     @property
     def local_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that each device computes with: its operands', by their names, and `"result"`."""
+        """The shape of each operand and of `"result"` on a device while it computes."""
         found = {name: layout.partition(self.shapes[name]).largest_shard_shape for name, layout in self.local.items()}
         return found | {"result": self.computed.partition(self.result_shape).largest_shard_shape}
 
     @property
     def flops(self) -> int:
-        """The floating-point operations of each device: for a product two for each pair, for a sum one an element."""
+        """The floating-point operations of each device.
+
+        A sum of products has two for each product, products or sums alone have one each, a transpose has none. XLA's
+        cost analysis counts a `dot` in the same way.
+        """
         sizes = self.einsum.sizes([self.local_shapes[name] for name in self.shapes])
         elements = math.prod(sizes.values())
         if len(self.einsum.operands) > 1:
@@ -90,11 +93,11 @@ class LocalEinsum(Drawn):
 
     @property
     def why(self) -> str:
-        """Why it comes out so, in a sentence or two."""
+        """The reason of each move in a sentence, or the axes that cut the result if nothing moves."""
         return _why(self)
 
     def explain(self) -> str:
-        """Describe the einsum in plain words: each operand, what moves and why, the result.
+        """Return the einsum in words: operands, moves, the work of each device, the result, the reasons.
 
         >>> mesh = DeviceMesh((8, 4), ("dp", "tp"))
         >>> x, w = ("dp", None, "tp"), ("tp", None)
@@ -123,7 +126,7 @@ class LocalEinsum(Drawn):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON has it.
+        """Return the layouts, shapes, moves, bytes and flops as values that `json.dumps` takes.
 
         >>> mesh = DeviceMesh((2,), ("x",))
         >>> einsum("ik,kj->ij", a=("x", None), b=(None, None), mesh=mesh, shapes=[(4, 6), (6, 8)]).to_json()["result"]
@@ -188,23 +191,24 @@ def einsum(
     out: TensorLayout | GivenAxes | None = None,
     **operands: TensorLayout | GivenAxes | None,
 ) -> LocalEinsum:
-    """Say what an einsum on tensors that are cut gives, and what it moves.
+    """Return the layout of an einsum's result, the moves before and after it, and the work of each device.
 
     Args:
-        text: the einsum, such as `"bsd,df->bsf"`: one or two operands, the result after the arrow.
-        shapes: the shapes of the operands, in their order.
-        mesh: the mesh, if none of the layouts has one.
-        dtype: the dtype of operands and result.
-        policy: what decides where layouts disagree. `"shardy"`: the rules of Shardy's passes, which JAX has by default;
-            `"least"`: the fewest bytes that a device receives; `"explicit"`: nothing, a disagreement is an error, as in
-            JAX's explicit mode.
-        out: the layout that the result is to have. If it is unreduced over axes, the result stays addends over them.
-        operands: the layout of each operand by a name of your choice, in their order: a `TensorLayout`, or its axes.
-            With `None` the policy gives it the layout that the others ask for.
+        text: the einsum, such as `"bsd,df->bsf"`: letters for the dims of one or two operands, and the result's.
+        shapes: the shape of each operand, in elements.
+        mesh: the mesh; may be left out if a layout has one.
+        dtype: the dtype of operands and result, by which bytes are counted.
+        policy: the choice where layouts disagree: `"shardy"` does as Shardy's passes, and with them JAX; `"least"`
+            takes the fewest bytes that a device receives; `"explicit"` refuses, as JAX's explicit mode.
+        out: the layout that the result gets. Over its unreduced axes the result stays addends.
+        operands: the layout of each operand, in the order of the text, as keywords of names that you choose: a
+            `TensorLayout`, or its axes. An operand with `None` gets from the policy the layout that the others ask for.
 
     Raises:
-        LayoutError: if the text is not an einsum, shapes and layouts do not fit it, a dim does not divide, or the
-            policy is `"explicit"` and layouts disagree.
+        LayoutError: if the text is not an einsum, shapes or layouts do not fit it, a dim does not divide, or the policy
+            is `"explicit"` and layouts disagree.
+        SizeOverflowError: if a tensor has 2**63 elements or more.
+        TypeError: if an argument is of another type.
 
     >>> mesh = DeviceMesh((8, 4), ("dp", "tp"))
     >>> shapes = [(32, 2048, 4096), (4096, 14336)]
@@ -217,12 +221,16 @@ def einsum(
     """
     parsed = Einsum.parse(text)
     check_policy(policy)
+    if dtype is None:
+        raise TypeError("dtype must be a dtype, got None")
     if len(operands) != len(parsed.operands):
         raise LayoutError(
             f"{len(operands)} operands are given ({', '.join(operands) or 'none'}) for the {len(parsed.operands)} of "
             f"{str(parsed)!r}; give each as a keyword, such as x=layout"
         )
     names = list(operands)
+    if isinstance(shapes, str) or not hasattr(shapes, "__len__"):
+        raise TypeError(f"shapes must be a sequence of shapes, got {shown(shapes)}")
     extents = [sizes_of(f"shapes[{number}]", shape) for number, shape in enumerate(shapes)]
     sizes = parsed.sizes(extents)
     where = mesh_of(mesh, {**operands, "out": out})
@@ -237,7 +245,10 @@ def einsum(
     shape = tuple(sizes[letter] for letter in parsed.result)
     itemsize = itemsize_of(dtype)
     tensors = [*layouts.values(), goal]
-    for layout, extent in zip(tensors, [*extents, shape], strict=True):
+    for name, layout, extent in zip([*names, "out"], tensors, [*extents, shape], strict=True):
+        for dim, (size, count) in enumerate(zip(extent, () if layout is None else layout.num_shards, strict=False)):
+            if size % count:
+                raise LayoutError(f"{name}: dim {dim} has {size} elements, which {count} shards do not divide evenly")
         if layout is not None:
             layout.partition(extent)
     specs = [None if layout is None else specs_of(layout) for layout in tensors]
@@ -280,7 +291,11 @@ def einsum(
 def _explicit(
     parsed: Einsum, shapes: Sequence[tuple[int, ...]], specs: Sequence[Specs | None], names: list[str], mesh: DeviceMesh
 ) -> Specs:
-    """Return the layout that JAX's explicit mode gives the result, as to a product in a computation."""
+    """Return the layout of the result in JAX's explicit mode.
+
+    Raises:
+        LayoutError: if an operand has no layout, or explicit mode gives the result none.
+    """
     count, on = len(names), "policy='shardy' or policy='least' to have it decided"
     for name, given in zip(names, specs, strict=True):
         if given is None:
@@ -303,7 +318,7 @@ def _explicit(
 
 
 def _why(found: LocalEinsum) -> str:
-    """Sentences about each move, or about the cuts if nothing moves."""
+    """Return the sentences of `LocalEinsum.why`."""
     parsed, names = found.einsum, [*found.shapes, "result"]
     sides = (*parsed.operands, parsed.result)
     rule = parsed.rule

@@ -1,4 +1,4 @@
-"""A computation as layouts go through it, with the layouts of all its values and how its ops compute."""
+"""Propagated computations as the core gives them: ops, edges into calls and loops, and the layouts of all values."""
 
 from __future__ import annotations
 
@@ -12,92 +12,92 @@ from ..computation.computation import Computation, Op
 
 __all__ = ["Flow", "FlowNode", "FlowValue", "HowComputed", "Specs", "op_at", "when_computed"]
 
-#: For each dim its axes.
+#: The axes of each dim.
 Specs = tuple[tuple[str, ...], ...]
 
 
 class FlowValue(NamedTuple):
-    """A value: of the computation, or of a body, or a copy of a constant for one of its uses."""
+    """A value of the computation or of a body, or a copy of a constant for one of its uses."""
 
     shape: Shape
     dtype: str
-    #: The number that it has in its own computation.
+    #: The value's number in its own computation or body.
     origin: int
-    #: For each dim its axes; none where nothing cuts it.
+    #: The axes of each dim; `None` where nothing cuts the value.
     layout: Specs | None
 
     @property
     def specs(self) -> Specs:
-        """For each dim its axes."""
+        """The axes of each dim, none where nothing cuts the value."""
         return ((),) * len(self.shape) if self.layout is None else self.layout
 
 
 class HowComputed(NamedTuple):
     """The cuts and layouts with which an op computes."""
 
-    #: The axes that cut each factor of its rule.
+    #: The axes that cut each factor of the op's rule.
     cuts: Specs
-    #: The layout of each operand and result while it computes, where it is another than its value has.
+    #: The layout of each operand and result while the op computes; `None` where it is the value's own.
     local: tuple[Specs | None, ...]
-    #: The axes over which its results are addends then.
+    #: The axes over which the results are addends.
     summed: tuple[str, ...]
-    #: For a reshape the layouts with which a device can compute, where they are not those.
+    #: The layouts with which a device can compute a reshape; `None` where they are those above.
     possible: tuple[Specs | None, ...]
 
 
 class FlowNode(NamedTuple):
-    """An op as layouts go through it, or an edge."""
+    """An op, or an edge: from a value to another that has the same elements, across the border of a body."""
 
-    #: `"op"`, `"constraint"`, or the edge that it is: `"operand"` or `"result"` of a call or a loop, `"output"` of all.
+    #: `"op"`, `"constraint"`, or the edge's kind: `"operand"` or `"result"` of a call or a loop, `"output"`.
     part: str
-    #: The op; that whose edge it is; none for the edge to a result of the computation.
+    #: The op, or the call or loop of an edge; `None` for the edge to a result of the computation.
     op: Op | None
     #: The numbers of its values: operands, then results.
     values: tuple[int, ...]
-    #: The number of times that it is computed: each time that it is, where `when` says when.
+    #: The trips of the loops around it; within a `when`, those of one trip or one branch.
     times: int
-    #: The innermost body that is computed as often as only the run tells; none for most.
+    #: The innermost while or branch around it, where only the run tells how often it is computed; else empty.
     when: str
-    #: The way in which it computes; none where nothing cuts any value.
+    #: The cuts and layouts; `None` where nothing cuts any value.
     how: HowComputed | None
 
     @property
     def operands(self) -> int:
-        """The number of values that are operands."""
+        """The number of operands among the values."""
         return len(self.values) - (len(self.op.results) if self.op is not None and self.part == "op" else 1)
 
 
 class MovingNode(NamedTuple):
-    """An op or an edge for which something moves, or may."""
+    """An op or edge whose tensors may move."""
 
     number: int
-    #: The number of the first whose values have the same layouts and dtypes, and which computes in the same way.
+    #: The number of the first op or edge with the same layouts, dtypes and way of computing.
     first: int
     op: Op | None
     values: list[int]
-    #: The numbers that they have in their own computations.
+    #: The values' numbers in their own computations or bodies.
     origins: list[int]
     times: int
     when: str
 
 
 class FlowBodies(NamedTuple):
-    """The bodies of a loop or a case: nodes one after the other."""
+    """The bodies of a loop or a case, whose nodes follow each other."""
 
-    #: The first node, and the place after the last of each body, where the edges to the results are.
+    #: The first node of each body, then the node after the last: the first edge to a result.
     bounds: list[int]
     #: The values that the bodies of a loop take, those of its test first.
     inner: list[int]
-    #: The number of times that a loop is computed, if it is known.
+    #: The number of times that a loop is computed; `None` for one with a test.
     trips: int | None
-    #: The value that says whether a loop goes on, or which body of a case is computed.
+    #: The value of a loop's test, or the number of a case's body.
     decides: int | None
 
 
 class Flow:
-    """The values and ops of a computation and of all its bodies, one after the other.
+    """The values and ops of a computation and of all its bodies, in one numbering.
 
-    What is a constant, or made of constants or of one scalar, is made anew for each use, as Shardy does.
+    Constants, and what is made of constants or of one scalar, have a copy for each use, as in Shardy's passes.
     """
 
     def __init__(self, computation: Computation, found: Propagated) -> None:
@@ -105,27 +105,27 @@ class Flow:
         self._values: dict[int, FlowValue] = {}
 
     def value(self, number: int) -> FlowValue:
-        """Return a value by its number."""
+        """Return the value of a number."""
         if number not in self._values:
             self._values[number] = FlowValue(*self._found.value(number))
         return self._values[number]
 
     def node(self, number: int) -> FlowNode:
-        """Return an op or an edge by its number."""
+        """Return the op or edge of a number."""
         part, place, values, times, how = self._found.node(number)
         op, when = op_at(self._computation, place) if place else (None, "")
         return FlowNode(part, op, values, times, when, None if how is None else HowComputed(*how))
 
     @property
     def moving(self) -> Iterator[MovingNode]:
-        """The ops and edges for which something moves, or may."""
+        """The ops and edges whose tensors may move."""
         for number, first, place, values, origins, times in self._found.moving:
             op, when = op_at(self._computation, place) if place else (None, "")
             yield MovingNode(number, first, op, values, origins, times, when)
 
     @cached_property
     def nodes(self) -> list[FlowNode]:
-        """All ops and edges in order, without those to results."""
+        """All ops and edges in order, except for those to results."""
         count, last = self._found.counts
         return [self.node(number) for number in range(count - last)]
 
@@ -137,18 +137,18 @@ class Flow:
 
     @cached_property
     def constants(self) -> dict[int, tuple[Op, list[int]]]:
-        """The ops that make constants, and their operands, by value."""
+        """The op that makes each constant, and its operands, by the constant's number."""
         made = self._found.constants
         return {value: (op_at(self._computation, place)[0], operands) for value, place, operands in made}
 
     @cached_property
     def bodies(self) -> list[FlowBodies]:
-        """The bodies of loops and cases, those that are within others before them."""
+        """The bodies of loops and cases, inner ones first."""
         return [FlowBodies(*found) for found in self._found.bodies]
 
 
 def op_at(computation: Computation, place: Sequence[int]) -> tuple[Op, str]:
-    """Return an op by its number in the computation, then in the body of that op, and so on; and when it is done."""
+    """Return the op at a place, its number in the computation, then in that op's body, and so on, and its `when`."""
     op, when = computation.ops[place[0]], ""
     rest = iter(place[1:])
     for number in rest:
@@ -161,7 +161,7 @@ def op_at(computation: Computation, place: Sequence[int]) -> tuple[Op, str]:
 
 
 def when_computed(op: Op, body: int) -> str:
-    """Say when a body of a while or a case is computed."""
+    """Return the text of `Move.when` for a body of a while or a case."""
     source = f" ({op.source})" if op.source else ""
     if op.name == "while":
         return f"in each trip of while{source}"

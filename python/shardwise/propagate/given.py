@@ -1,4 +1,4 @@
-"""Layouts and meshes as users give them to ops."""
+"""Checks of the layouts, meshes and policies that users give, and their texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from .._arguments import instance
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 
@@ -23,21 +23,21 @@ __all__ = [
     "specs_of",
 ]
 
-#: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
+#: Rules for tensors whose layouts disagree: an error, the choice of Shardy's passes, the fewest bytes.
 Policy = Literal["explicit", "shardy", "least"]
 
-#: For each dim an axis, several, or none.
+#: One entry a dim: an axis, several, or `None`.
 GivenAxes = Sequence[str | Sequence[str] | None]
 
 
 def check_policy(policy: Policy) -> None:
-    """Check that it is one."""
+    """Refuse a policy of another name."""
     if not isinstance(policy, str) or policy not in get_args(Policy):
         raise LayoutError(f"policy is {shown(policy)}; it is one of {', '.join(map(repr, get_args(Policy)))}")
 
 
 def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
-    """Return the mesh that is given, or that the layouts have, which must be one."""
+    """Return the one mesh of `mesh` and the layouts, which have their arguments' names."""
     found = None if mesh is None else instance("mesh", mesh, DeviceMesh)
     for name, layout in layouts.items():
         own = layout.device_mesh if isinstance(layout, TensorLayout) else None
@@ -52,13 +52,16 @@ def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
 def layout_of(
     name: str, given: TensorLayout | GivenAxes | None, mesh: DeviceMesh, rank: int, what: str = "its tensor"
 ) -> TensorLayout | None:
-    """Return the layout on the mesh, of as many dims as its tensor has."""
+    """Return a given layout on the mesh, checked to have `rank` plain dims; errors begin with its argument's name."""
     if given is None:
         return None
-    if isinstance(given, str):
+    if isinstance(given, str) or not isinstance(given, (TensorLayout, Sequence)):
         raise TypeError(f"{name} must be a TensorLayout, a tuple of axes or None, got {shown(given)}")
-    layout = given if isinstance(given, TensorLayout) else TensorLayout(given, mesh)
-    layout = layout if layout.device_mesh is not None else TensorLayout(layout.axes, mesh, unreduced=layout.unreduced)
+    axes, unreduced = (given.axes, given.unreduced) if isinstance(given, TensorLayout) else (given, ())
+    try:
+        layout = TensorLayout(axes, mesh, unreduced=unreduced)
+    except (ShardwiseError, TypeError) as error:
+        raise type(error)(f"{name}: {error}") from None
     if layout.is_packed:
         raise LayoutError(f"{name} has a packed dim; ops take plain ones")
     if len(layout.axes) != rank:
@@ -67,13 +70,13 @@ def layout_of(
 
 
 def specs_of(layout: TensorLayout) -> tuple[tuple[str, ...], ...]:
-    """Return for each dim the tuple of its axes."""
-    specs: Any = layout.axes  # None of them is packed.
+    """Return the axes of each dim of a layout without packed dims."""
+    specs: Any = layout.axes
     return tuple(() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in specs)
 
 
 def mesh_text(mesh: DeviceMesh) -> str:
-    """Write the axes of a mesh.
+    """Return the axes of a mesh with their sizes.
 
     >>> mesh_text(DeviceMesh((2, 4), ("dp", "tp")))
     'dp=2, tp=4'
@@ -82,10 +85,10 @@ def mesh_text(mesh: DeviceMesh) -> str:
 
 
 def layout_text(layout: TensorLayout) -> str:
-    """Write the axes of each dim: `"dp,-,tp+sp"`."""
+    """Return the axes of each dim as the command reads them, such as `"dp,-,tp+sp"`."""
     return ",".join("+".join(spec) or "-" for spec in specs_of(layout)) or "()"
 
 
 def shape_text(shape: Sequence[int], scalar: str = "scalar") -> str:
-    """Write a shape: `"8 x 16"`."""
+    """Return a shape as text, such as `"8 x 16"`."""
     return " x ".join(map(str, shape)) or scalar

@@ -18,47 +18,53 @@ __all__ = ["Move", "axes_json", "move_between"]
 
 @dataclass(frozen=True)
 class Move:
-    """A change of one tensor's layout: from the one that it has to the one that is needed.
+    """A change of one tensor's layout, before or after an op, as collectives.
 
-    A result may have addends before it, over the unreduced axes of `before`.
+    The values of a result may be addends before it, over the axes `before.unreduced`. An einsum's moves have no
+    `value`, `op`, `source`, `dtype` or `why`; `LocalEinsum.why` has the reasons of all.
+
+    >>> from shardwise import DeviceMesh, einsum
+    >>> mesh = DeviceMesh((4,), ("tp",))
+    >>> (move,) = einsum("bf,fd->bd", x=(None, "tp"), w=("tp", None), mesh=mesh, shapes=[(8, 16), (16, 4)]).moves
+    >>> move.kinds, move.bytes, move.before.unreduced
+    ('all-reduce over tp', 192, ('tp',))
     """
 
-    #: The tensor's name; `"result"` for a result.
+    #: The operand's name in an einsum, `"operands[0]"` or `"results[0]"` of the op in a computation, or `"result"`.
     tensor: str
-    #: Its shape.
     shape: tuple[int, ...]
-    #: Its layout before.
     before: TensorLayout
-    #: Its layout after.
     after: TensorLayout
-    #: The collectives, in order, as `ReshardPlan.collectives` gives them.
+    #: The collectives in order, as `ReshardPlan.collectives` gives them.
     steps: tuple[CollectiveStep, ...]
-    #: In a computation: the number of the value, the name of the op, its place in the source, and how often it is done.
+    #: The number of the value in its computation or body.
     value: int | None = None
+    #: The op's name; `"output"` for a move of a computation's result.
     op: str = ""
+    #: The op's place, such as `"train.py:31"`.
     source: str = ""
+    #: The number of times: the trips of the loops around the op.
     times: int = 1
     dtype: str = ""
-    #: For a move within a while or a case when it is done so often; otherwise nothing.
+    #: The while or the branch of a case around the op, where only the run tells how often it is computed; else empty.
     when: str = ""
-    #: Why, in a sentence.
     why: str = ""
-    #: True for what Shardy's passes do not list: rows that neighbours have, and cuts that a reshape cannot keep.
+    #: True for rows that neighbours have and for cuts that a reshape cannot keep, which Shardy's passes do not list.
     implied: bool = False
 
     @property
     def bytes(self) -> int:
-        """The bytes that each device receives, each time."""
+        """The bytes that each device receives once."""
         return sum(step.bytes for step in self.steps)
 
     @property
     def bytes_in_all(self) -> int:
-        """The bytes that each device receives in all times, or each time that `when` says."""
+        """The bytes that each device receives `times` times; within a `when`, for one trip or one branch."""
         return self.bytes * self.times
 
     @property
     def line(self) -> str:
-        """The move in a line: bytes, collectives, the tensor and the op, its place in the source, why."""
+        """The move as a line of `Propagation.explain`."""
         times = f" {self.times} times," if self.times > 1 else ""
         place = f" ({self.source})" if self.source else ""
         return (
@@ -68,15 +74,12 @@ class Move:
 
     @property
     def kinds(self) -> str:
-        """The collectives in a few words: `"all-gather over dp"`.
-
-        A slice, for which nothing moves, is named only if there is nothing else.
-        """
+        """The collectives as text, such as `"all-gather over dp"`; slices only if there is nothing else."""
         steps = [step for step in self.steps if step.kind != "slice"] or self.steps
         return ", then ".join(f"{step.kind} over {', '.join(step.axes)}" for step in steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the move as JSON has it."""
+        """Return the move as values that `json.dumps` takes; a computation's also has its op and its reason."""
         return {
             "tensor": self.tensor,
             "before": axes_json(self.before),
@@ -107,10 +110,10 @@ def move_between(
 ) -> Move:
     """Return the move from one layout to another on the same mesh.
 
-    Addends that nothing else becomes of are added `at_once`, as Shardy does; otherwise in the way that takes the fewest
-    bytes, which may be to cut them over an axis that has the same addends first.
+    With `at_once` addends that keep their cuts are one all-reduce, as in Shardy; otherwise their collectives are those
+    that take the fewest bytes.
     """
-    # Addends that stay are no affair of the move.
+    # Addends over axes that stay unreduced are left alone.
     stay, rest, goal = after.unreduced, before, after
     if stay:
         left = [axis for axis in before.unreduced if axis not in stay]
@@ -128,5 +131,5 @@ def move_between(
 
 
 def axes_json(layout: TensorLayout) -> dict[str, Any]:
-    """Return a layout as JSON has it: for each dim the list of its axes."""
+    """Return a layout for JSON: a list of axes for each dim, and the unreduced ones."""
     return {"axes": [list(spec) for spec in specs_of(layout)], "unreduced": list(layout.unreduced)}

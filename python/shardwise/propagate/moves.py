@@ -1,4 +1,4 @@
-"""The moves of each op of a computation, and why."""
+"""The moves of a propagated computation, op by op, with their reasons."""
 
 from __future__ import annotations
 
@@ -27,38 +27,36 @@ class AxisSizes(dict[str, int]):
 
 
 class _OpMove(NamedTuple):
-    """A move of an op: that of all ops that are alike, but for the numbers of their values and their places."""
+    """A move that ops share which are alike, except for the number of the value and the place."""
 
+    #: The tensor's number among the op's operands and results.
     at: int
     move: Move
-    #: The layout that an operand has then, which another op may need as well.
+    #: The layout of the moved operand, which another op may need too.
     there: Specs | None = None
 
 
 class Moves:
-    """The moves of computations on a mesh; those of ops that are alike are worked out once."""
+    """The moves of computations on a mesh; ops that are alike share theirs."""
 
     def __init__(self, mesh: DeviceMesh, policy: Policy) -> None:
         self._mesh, self._shardy = mesh, policy == "shardy"
         self._at_once = policy != "least"
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._layouts: dict[Any, TensorLayout] = {}
-        #: The steps of a change of layout, and the moves of an op, for all that are alike.
         self._steps: dict[Any, Move] = {}
         self._known: dict[Any, list[_OpMove]] = {}
 
     def layout(self, specs: Specs, summed: tuple[str, ...] = ()) -> TensorLayout:
-        """Return the layout of these axes."""
+        """Return the layout with these axes and addends."""
         if (specs, summed) not in self._layouts:
             self._layouts[specs, summed] = TensorLayout(specs, self._mesh, unreduced=summed)
         return self._layouts[specs, summed]
 
     def of(self, flow: Flow) -> list[Move]:
-        """Return all that must move, in order."""
+        """Return all moves in order; by other policies than Shardy's an operand that two ops need alike moves once."""
         found: list[Move] = []
-        #: The values that have moved already, with the layouts that they have then.
         there: set[tuple[int, Specs]] = set()
-        #: The parts and the moves of ops that are alike.
         known: dict[tuple[Any, ...], tuple[str, list[_OpMove]]] = {}
         for number, first, op, values, origins, times, when in flow.moving:
             name, source = ("output", "") if op is None else (op.name, op.source)
@@ -82,7 +80,7 @@ class Moves:
         return found
 
     def _alike(self, flow: Flow, node: FlowNode) -> tuple[str, list[_OpMove]]:
-        """Return the part of its op that a node is, and the moves of all that are like it."""
+        """Return a node's part, and the moves that it shares with the nodes that are like it."""
         values = [flow.value(value) for value in node.values]
         name = "output" if node.op is None else node.op.name
         key = (node.part, name, node.op and id(node.op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
@@ -91,10 +89,9 @@ class Moves:
         return node.part, self._known[key]
 
     def _of_op(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
-        """Give what must move for one op or edge."""
+        """Yield the moves of one op or edge."""
         assert node.how is not None
         cuts, local, summed, possible = node.how
-        # The layouts that it computes with.
         outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
         rule = node.op and node.op.rule
@@ -140,7 +137,7 @@ class Moves:
     def _shifted(
         self, node: FlowNode, at: int, values: Sequence[FlowValue], inner: Sequence[Specs]
     ) -> Iterator[_OpMove]:
-        """Give the rows of an operand that devices read and do not hold."""
+        """Yield the move of the rows of an operand that devices read and do not hold, if there are any."""
         op, value = node.op, values[at]
         assert op is not None
         count, axes = missing_elements(op, [each.shape for each in values], inner, self._sizes, at)
@@ -153,5 +150,5 @@ class Moves:
 
 
 def tensor_name(node: FlowNode, at: int) -> str:
-    """Name a tensor of an op."""
+    """Return the name of a tensor of an op, such as `"operands[0]"`."""
     return f"operands[{at}]" if at < node.operands else f"results[{at - node.operands}]"

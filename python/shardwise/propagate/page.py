@@ -1,4 +1,4 @@
-"""All that must move in a computation, as one self-contained page of HTML."""
+"""The page of HTML of a propagation, which needs no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 512
 
 
 def page_of(found: Any, title: str) -> str:
-    """Return the page of a propagation: bars by collective and by line, all moves with their reasons, the layouts."""
+    """Return the page of a propagation: bars by collective and by line, moves with reasons, inputs and results."""
     moved = table_html(
         "the most bytes first",
         (">bytes", ">times", "collectives", "tensor", "shape", "op", "line", "why"),
@@ -50,7 +50,7 @@ def page_of(found: Any, title: str) -> str:
 
 
 def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
-    """Return a row for all moves of a line that are alike, the most bytes first."""
+    """Return a row for the moves of a line that are alike, the most bytes first."""
     alike: dict[tuple[str, ...], list[Move]] = {}
     for move in moves:
         why = " ".join([move.when and f"{move.when[0].upper()}{move.when[1:]}.", move.why]).strip()

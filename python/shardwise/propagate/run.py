@@ -1,4 +1,4 @@
-"""A computation computed by devices, each with its shards, in numpy: what a propagation says, done."""
+"""Propagations carried out in numpy: each device computes with its shards."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ from .shift import Parts, RowRange, RowsRead, rows_read, spatial_dims
 
 __all__ = ["Devices"]
 
-#: The number that stands where a device has nothing: if it is read, the results are wrong.
+#: The filling of rows that a device does not have, so that reading them gives wrong results.
 _NOTHING = 12345678
 
 
 class Devices:
-    """The devices of a mesh with their shards of the values of a flow."""
+    """The devices of a mesh, with their shards of a flow's values."""
 
     def __init__(self, flow: Flow, mesh: DeviceMesh) -> None:
         self._flow = flow
         self._mesh = mesh
         self._known: dict[tuple[Shape, Specs], Partition] = {}
-        #: The layout of each value that is there, and the shard of each device.
+        #: The layout and the shards of each value that is computed.
         self._held: dict[int, tuple[Specs, list[Array]]] = {}
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Compute the results of whole arrays for the inputs."""
+        """Return the whole results of whole inputs.
+
+        Raises:
+            LayoutError: as for `compute`, and if devices that should hold the same elements hold others.
+        """
         for value, array in enumerate(arrays):
             self._put(value, array)
         self._nodes(0, len(self._flow.nodes), len(self._flow.bodies))
@@ -50,7 +54,7 @@ class Devices:
         return results
 
     def _nodes(self, at: int, last: int, count: int) -> None:
-        """Compute nodes up to the last; of the bodies that begin at one, the outermost of the first `count`."""
+        """Compute nodes up to `last`; of the first `count` bodies, the outermost that begins at a node is entered."""
         while at < last:
             begun = [number for number, body in enumerate(self._flow.bodies[:count]) if body.bounds[0] == at]
             if begun:
@@ -64,7 +68,7 @@ class Devices:
             at += 1
 
     def _bodies(self, number: int) -> int:
-        """Compute the bodies of a loop or a case as often as they are; give the place after their edges."""
+        """Compute a loop, or the branch of a case that is taken; return the place after its edges to results."""
         bounds, inner, trips, decides = self._flow.bodies[number]
         edges: list[FlowNode] = []
         first = bounds[-1]
@@ -96,7 +100,7 @@ class Devices:
         return first + len(edges)
 
     def _follows(self, edge: FlowNode, at: int) -> bool:
-        """Say whether a node is another edge of the same op."""
+        """Return true for another edge to a result of the same op."""
         node = self._flow.nodes[at]
         return node.part == "result" and node.op is edge.op
 
@@ -124,7 +128,7 @@ class Devices:
         self._held[value] = (specs, self._cut(value, whole, specs))
 
     def _whole(self, value: int) -> Array:
-        """Put a value together; all devices that have an element have the same."""
+        """Return a whole value, made of its shards; refuse replicas that differ."""
         if value not in self._held:
             op, operands = self._flow.constants[value]
             arrays, shape = [self._whole(operand) for operand in operands], self._flow.value(value).shape
@@ -165,7 +169,7 @@ class Devices:
         # Devices with the same number have the same addends.
         addends = self._partition((math.prod(self._mesh.shape),), (summed,)).shard_ids()
         every = [self._boxes(value, specs) for value, specs in zip(node.values, used, strict=True)]
-        found: list[list[Array]] = []
+        found: list[Sequence[Array]] = []
         for number, boxes in enumerate(zip(*every, strict=True)):
             has = [shards[number] for shards in taken]
             starts = [tuple(low for low, _ in box) for box in boxes[: len(operands)]]
@@ -192,7 +196,7 @@ class Devices:
         result: Shape,
         part: DeviceTensors,
     ) -> list[Array]:
-        """Compute on whole dims of which a device has the rows that it reads, and keep its part of the result."""
+        """Compute with operands of their whole extents, filled in the rows that a device reads, and cut the result."""
         parts = []
         for at, array in enumerate(wholes):
             rows = [reads[at][dim](boxes) if dim in reads[at] else side for dim, side in enumerate(boxes[at])]
@@ -218,7 +222,7 @@ class Devices:
 def _added(
     op: Op, found: Sequence[Sequence[Array]], boxes: Sequence[Any], addends: Sequence[int]
 ) -> list[Sequence[Array]]:
-    """Put the addends of each box together, of devices with the same addend one; each device has all results."""
+    """Return each device's results with the addends of its box put together, one of each kind."""
     parts: dict[str, dict[int, Sequence[Array]]] = {}
     for shards, box, addend in zip(found, boxes, addends, strict=True):
         known = parts.setdefault(str(box), {}).setdefault(addend, shards)

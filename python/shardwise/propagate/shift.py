@@ -1,4 +1,7 @@
-"""Rows that a device's part of a result reads of an operand, and how many of them its neighbours have."""
+"""Rows of an operand that a device's part of the result reads, and the number of them that its neighbours have.
+
+The arithmetic is that of StableHLO's slices, pads, reversals, windows and convolutions.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from ..computation.computation import Op
 __all__ = ["Parts", "RowRange", "RowsRead", "missing_elements", "rows_read", "spatial_dims"]
 
 RowRange = tuple[int, int]
-#: For each operand and result the rows of each of its dims that a device has.
+#: The rows of each dim of each operand and result that a device has.
 Parts = Sequence[Sequence[RowRange]]
-#: For each dim of an operand of which a device may need rows that it does not hold: the rows, by its parts.
+#: The rows that a device reads, as a function of its parts, by the dims of an operand whose rows it may not hold.
 RowsRead = dict[int, Callable[[Parts], RowRange]]
 
-#: Ops that compute with the whole of their last dims, of which Shardy's rules let some be cut: so many of them.
+#: The number of last dims that these ops read whole, though Shardy's rules let some be cut.
 _READ_WHOLE = {"top_k": 1, "eigh": 2}
 
 
 def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead:
-    """Return the rows that devices read of an operand."""
+    """Return the rows of an operand that devices read; empty if each reads what it holds."""
     given, shape, rule = op.attributes, shapes[operand], op.rule
     dims = range(len(shape))
 
@@ -71,9 +74,9 @@ def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead
 
 
 def _convolved(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead:
-    """Return the same of a convolution: rows of the image for windows and their places; of the kernel all or none.
+    """Return the rows of a convolution's image under the windows, or of its kernel.
 
-    A device reads a window's dim of a kernel whole, though Shardy lets it be cut, where it is not summed.
+    A spatial dim of the kernel is read whole unless it is summed, though Shardy's rules let it be cut.
     """
     assert op.rule is not None
     given, kinds = op.attributes, op.rule.kinds
@@ -102,12 +105,12 @@ def _whole(size: int) -> Callable[[Parts], RowRange]:
 
 
 def spatial_dims(spec: Sequence[Any]) -> list[int]:
-    """Return the dims of a tensor of a convolution that are neither batch nor features."""
+    """Return the dims of a convolution's tensor that are neither batch nor features."""
     return [dim for dim, name in enumerate(spec) if isinstance(name, int)]
 
 
 def _read(rows: RowRange, size: int, step: int, first: int, last: int, gaps: int = 1) -> RowRange:
-    """Give the rows from `step * r + first` to `step * r + last` for all `r`, of those `gaps` apart that there are."""
+    """Return the span of `step * r + first` to `step * r + last` over rows `r`, in rows that are `gaps` apart."""
     if rows[0] >= rows[1]:
         return (0, 0)
     ends = [step * rows[0], step * (rows[1] - 1)]
@@ -122,10 +125,7 @@ def missing_elements(
     sizes: Mapping[str, int],
     operand: int,
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the most elements of an operand that a device reads and does not hold, and the axes that cut such dims.
-
-    The last of the layouts is the result's.
-    """
+    """Return the most elements of an operand that a device reads and does not hold, and the axes that cut them."""
     reads = rows_read(op, shapes, operand)
     cut = tuple(dict.fromkeys(axis for dim in reads for axis in layouts[operand][dim]))
     if not cut:
@@ -154,7 +154,7 @@ def missing_elements(
 
 
 def _rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> RowRange:
-    """Return the rows of a dim that a device has: the shard of its coordinates, 0 where none is said."""
+    """Return the rows of a dim that the device at some coordinates holds, cut by the rule `"ceil"`."""
     number = 0
     for axis in spec:
         number = number * sizes[axis] + at.get(axis, 0)

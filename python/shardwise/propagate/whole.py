@@ -1,4 +1,4 @@
-"""The layouts of all values of a computation, and what must move."""
+"""Propagation: the layouts of all values of a computation from those of some inputs, and the moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import instance, integer
+from .._arguments import instance, integer, integers_of
 from .._atomic import replace_file
 from .._core import Propagated, propagated
 from .._drawn import Drawn
@@ -33,34 +33,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Propagation", "Start", "propagate"]
 
-#: The beginning of a layout: for each dim its axes, whether it may take more, and when it gets them.
+#: The axes of each dim at the beginning, true for dims that may take more, and the dims' priorities.
 BegunLayout = tuple[Specs, list[bool], list[int]]
 
 
 @dataclass(frozen=True)
 class Start:
-    """The layout that an input or a result begins with, if it may take more axes, or gets some of them later."""
+    """A layout of an input or a result that propagation may extend, or takes up late, as in Shardy.
 
-    #: The layout, or its axes.
+    >>> from shardwise.computation import Computation
+    >>> add = {"op": "add", "in": [0, 1], "out": [[(4, 8), "float32"]]}
+    >>> computation = Computation([[(4, 8), "float32"]] * 2, [add], [2])
+    >>> given = [Start(("x", None), open=[1]), (None, "y")]
+    >>> propagate(computation, given, mesh=DeviceMesh((2, 4), ("x", "y"))).layouts[0].axes
+    ('x', 'y')
+    """
+
     layout: TensorLayout | GivenAxes
-    #: The dims that may take more axes; `True` for all.
+    #: The dims that may get more axes; `True` for all.
     open: bool | Sequence[int] = ()
-    #: When each dim gets its axes: those of 0 first, others only when nothing changes any more. Empty for all at first.
+    #: A number from 0 for each dim: axes of 0 spread first, those of the next number when nothing changes any more.
     priorities: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Propagation(Drawn):
-    """The layouts of all values of a computation, and what must move; `propagate` makes one.
+    """The layouts of all values of a computation, and the moves; `propagate` makes one.
 
     In a notebook it shows its picture: bytes by collective and by line of the source.
     """
 
-    #: The computation.
     computation: Computation
-    #: The mesh.
     mesh: DeviceMesh
-    #: The way in which disagreements were decided.
     policy: Policy
     _found: Propagated = field(repr=False, compare=False)
     _moves: Moves = field(repr=False, compare=False)
@@ -69,19 +73,18 @@ class Propagation(Drawn):
     def layouts(self) -> tuple[TensorLayout | None, ...]:
         """The layout of each value, by its number; `None` where no axis reaches.
 
-        A value that is made anew for each use, as Shardy has it for constants and broadcast scalars, has that of the
-        last.
+        Constants and broadcast scalars have a copy for each use, as in Shardy; theirs is the layout of the last.
         """
         return self._held[0]
 
     @property
     def results(self) -> tuple[TensorLayout | None, ...]:
-        """The layout of each result."""
+        """The layout of each result; `None` where no axis reaches."""
         return self._held[1]
 
     @property
     def in_order(self) -> tuple[Move, ...]:
-        """All that must move, in order: what ops need otherwise than it is, sums of addends, and what they give."""
+        """All moves in the order of the ops, those with nothing to receive, such as slices, included."""
         return self._moved
 
     @cached_property
@@ -107,19 +110,19 @@ class Propagation(Drawn):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """The moves of which a device receives something, the most bytes first."""
+        """The moves in which a device receives something, the most bytes first."""
         return tuple(sorted((move for move in self.in_order if move.bytes), key=lambda move: -move.bytes_in_all))
 
     @property
     def bytes_received(self) -> int:
-        """The bytes that each device receives in all, except for those of `bytes_when`."""
+        """The bytes that each device receives, loops of known length counted in full, except those of `bytes_when`."""
         return sum(move.bytes_in_all for move in self.in_order if not move.when)
 
     @property
     def bytes_when(self) -> dict[str, int]:
-        """The bytes that each device receives in a trip of each while, and each time a branch of a case is taken.
+        """The bytes that each device receives in one trip of each while, and in each branch of a case.
 
-        How often that is, only the run tells.
+        Only the run tells how often these are computed.
         """
         found: dict[str, int] = {}
         for move in self.moves:
@@ -129,11 +132,11 @@ class Propagation(Drawn):
 
     @property
     def _bytes(self) -> int:
-        """The bytes of all moves, each trip and each branch counted once."""
+        """The bytes of all moves, with one trip of each while, and each branch once."""
         return sum(move.bytes_in_all for move in self.in_order)
 
     def explain(self, most: int = 10) -> str:
-        """Describe what moves, the most bytes first, with its place in the source and why.
+        """Return the `most` moves with the most bytes in words, with their lines of the source and their reasons.
 
         >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "source": "a.py:7", "attrs": {
         ...     "lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}}
@@ -144,6 +147,8 @@ class Propagation(Drawn):
         1. 512 B: all-reduce over x of results[0] of dot_general (a.py:7), 8 x 16 float32.
            Each device has an addend: dim 1 of operands[0] is summed, and cut over x.
         """
+        if integer("most", most) < 0:
+            raise LayoutError(f"most is {most}; it is at least 0")
         count, values = len(self.computation.ops), len(self.computation.shapes)
         ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(self.mesh)}"
         received = [f"{bytes_text(size)} {when}" for when, size in self.bytes_when.items()]
@@ -156,12 +161,12 @@ class Propagation(Drawn):
         return "\n".join(lines)
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Compute the results in numpy as devices do, of arrays for the inputs: each with its shards, after what moves.
+        """Return the results of whole arrays for the inputs, computed in numpy by each device with its shards.
 
-        They are those of `computation.run(arrays)`, which is how a propagation is proved right.
+        They equal those of `computation.run(arrays)`, except for rounding: tests prove propagations by it.
 
         Raises:
-            LayoutError: as for `Computation.run`.
+            LayoutError: as for `Computation.run`, and if devices that should hold the same elements do not.
 
         >>> tanh = {"op": "tanh", "in": [0], "out": [[(2,), "float32"]]}
         >>> computation = Computation([[(2,), "float32"]], [tanh], [1])
@@ -172,7 +177,7 @@ class Propagation(Drawn):
         return Devices(self._flow, self.mesh).run(checked_inputs(arrays, shapes[:count], dtypes[:count]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the layouts and moves as JSON has them.
+        """Return the layouts and moves as values that `json.dumps` takes.
 
         >>> tanh = {"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -193,7 +198,7 @@ class Propagation(Drawn):
         }
 
     def to_html(self, title: str = "What a computation moves") -> str:
-        """Give the page of it: bars by collective and by line of the source, all moves with why, inputs and results."""
+        """Return a page: bars by collective and by line of the source, moves with reasons, inputs and results."""
         with importing:
             from .page import page_of
         return page_of(self, instance("title", title, str))
@@ -228,21 +233,24 @@ def propagate(
     mesh: DeviceMesh | None = None,
     policy: Policy = "shardy",
 ) -> Propagation:
-    """Return the layouts of all values of a computation and what must move.
+    """Return the layouts of all values of a computation, and the moves, from the layouts of some inputs and results.
 
     Args:
-        computation: the computation.
-        layouts: the layout of each input: a `TensorLayout`, its axes, a `Start` for one that may take more axes, or
-            `None` for one that is free. A mapping has them by the computation's `names`; others are free.
-        results: the same of each result, if they are to have some.
-        mesh: the mesh, if none of the layouts has one.
-        policy: what decides where layouts disagree. `"shardy"`: layouts and moves are those of Shardy's passes, which
-            JAX has by default; `"least"`: each op with the fewest bytes that a device receives, in the same layouts, or
-            in those that come out if what a step replaces, such as weights, is asked last: whichever moves less;
-            `"explicit"`: JAX's explicit mode, in which every input has a layout and a disagreement is an error.
+        computation: the ops, in order.
+        layouts: the layout of each input: a `TensorLayout`, its axes, a `Start` for one that may get more axes, or
+            `None` for one that is free. A mapping has them by the computation's `names`; inputs that it lacks are free.
+        results: the layout of each result, in the same forms; all are free by default.
+        mesh: the mesh; may be left out if a layout has one.
+        policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, and with
+            them JAX's. `"least"` computes each op with the fewest bytes that a device receives. It does so with
+            Shardy's layouts and with those that come out if inputs which a step replaces, such as weights, spread
+            last, and takes whichever moves less. `"explicit"` is JAX's explicit mode: every input has a layout, and a
+            disagreement is an error.
 
     Raises:
-        LayoutError: if layouts do not fit the inputs or results, or the policy is `"explicit"` and layouts disagree.
+        LayoutError: if layouts do not fit the inputs or results, a dtype has no size, or the policy is `"explicit"` and
+            layouts disagree; the error names the op, its place and the inputs that its layouts are from.
+        TypeError: if an argument is of another type.
 
     >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "attrs": {
     ...     "lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}}
@@ -256,8 +264,8 @@ def propagate(
     check_policy(policy)
     inputs = [computation.shapes[number] for number in range(computation.inputs)]
     outputs = [computation.shapes[number] for number in computation.outputs]
-    given = _named(computation, layouts) if isinstance(layouts, Mapping) else layouts
-    wanted: Sequence[Any] = [None] * len(outputs) if results is None else results
+    given = _named(computation, layouts) if isinstance(layouts, Mapping) else _listed("layouts", layouts, len(inputs))
+    wanted = [None] * len(outputs) if results is None else _listed("results", results, len(outputs))
     said = [("layouts", at, start) for at, start in enumerate(given)]
     said += [("results", at, start) for at, start in enumerate(wanted)]
     held = [(name, at, start.layout if isinstance(start, Start) else start) for name, at, start in said]
@@ -268,7 +276,7 @@ def propagate(
         raise LayoutError(
             f"layouts[{free}] is None, and policy='explicit' gives none; give its axes, or policy='shardy'"
         )
-    found = propagated(where.core, computation._core, *begun, itemsize_of, policy)
+    found = propagated(where.core, computation._core, *begun, _itemsize, policy)
     if not isinstance(found, Propagated):
         raise LayoutError(_disagreement(computation, *found))
     moves = Moves(where, policy)
@@ -276,7 +284,7 @@ def propagate(
     later = _replaced_last(computation, *begun) if policy == "least" else None
     if later is None:
         return answer
-    other = propagated(where.core, computation._core, *later, itemsize_of, policy)
+    other = propagated(where.core, computation._core, *later, _itemsize, policy)
     assert isinstance(other, Propagated)
     return min(answer, Propagation(computation, where, policy, other, moves), key=lambda each: each._bytes)
 
@@ -284,7 +292,7 @@ def propagate(
 def _replaced_last(
     computation: Computation, inputs: list[BegunLayout | None], results: list[BegunLayout | None]
 ) -> tuple[list[BegunLayout | None], list[BegunLayout | None]] | None:
-    """Let what a step replaces get its axes last: inputs and results that are alike; give none if there are none."""
+    """Return beginnings in which inputs that a step replaces spread last; `None` if no input is like a result."""
 
     def key(number: int, begun: BegunLayout | None) -> Any:
         return computation.shapes[number], computation.dtypes[number], repr(begun)
@@ -309,7 +317,7 @@ def _replaced_last(
 
 
 def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:
-    """Say which op's operands disagree, and from where they have their layouts."""
+    """Return the error's text: the op whose operands disagree, and the inputs that their layouts are from."""
     op, _ = op_at(computation, place)
     names = computation.names or [f"layouts[{number}]" for number in range(computation.inputs)]
     origins = [f"operands[{at}] has it from input {names[number]}" for at, number in operands if number is not None]
@@ -324,13 +332,27 @@ def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:
     return [layouts.get(name) for name in computation.names]
 
 
+def _listed(argument: str, given: Sequence[Any], count: int) -> Sequence[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{argument} must be a sequence of layouts, got {shown(given)}")
+    if len(given) != count:
+        raise LayoutError(
+            f"{argument} has {len(given)} entries for {count} {'inputs' if argument == 'layouts' else argument}"
+        )
+    return given
+
+
+def _itemsize(dtype: str) -> int:
+    try:
+        return itemsize_of(dtype)
+    except TypeError:
+        raise LayoutError(f"a value of the computation has the dtype {shown(dtype)}, whose size is not known") from None
+
+
 def _starts(
     argument: str, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
 ) -> list[BegunLayout | None]:
-    if len(given) != len(shapes):
-        what = "inputs" if argument == "layouts" else argument
-        raise LayoutError(f"{argument} has {len(given)} entries for {len(shapes)} {what}")
-    # Of many inputs with the same axes the layout is made once.
+    # Inputs with the same axes share one layout.
     known: dict[Any, BegunLayout | None] = {}
     found = []
     for at, (each, shape) in enumerate(zip(given, shapes, strict=True)):
@@ -353,13 +375,15 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> B
     if isinstance(start.open, bool):
         may_grow = [start.open for _ in dims]
     else:
-        wrong = [dim for dim in start.open if dim not in dims]
-        if wrong:
-            raise LayoutError(f"{name}: open has {shown(wrong[0])}, which is no dim of {len(shape)}")
-        may_grow = [dim in start.open for dim in dims]
+        may_grow = [False for _ in dims]
+        for dim in integers_of(f"{name}.open", start.open):
+            if dim not in dims:
+                raise LayoutError(f"{name}.open has {dim}; the tensor has {len(shape)} dims")
+            may_grow[dim] = True
     priorities = [integer(f"{name}.priorities[{at}]", each) for at, each in enumerate(start.priorities)]
     if priorities and (len(priorities) != len(shape) or min(priorities) < 0 or max(priorities) >= 1 << 32):
         raise LayoutError(
-            f"{name}: priorities is {shown(priorities)}; it has a number from 0 for each of {len(shape)} dims"
+            f"{name}.priorities is {shown(priorities)}; it has a number from 0 to 2**32 - 1 for each of {len(shape)} "
+            "dims"
         )
     return specs_of(layout), may_grow, priorities or [0 for _ in dims]

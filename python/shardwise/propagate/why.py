@@ -1,4 +1,4 @@
-"""Reasons why a tensor of an op moves, in a sentence: which dim, and which other dim its axes cut."""
+"""Reasons for moves, in a sentence each: the dim whose cut changes, and the dim of another tensor that decides it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Reasons"]
 
 
 class Reasons:
-    """The reasons of an op with a rule, whose factors have these cuts while it computes.
+    """Reasons for the moves of one op, from its rule and the axes that cut each factor while it computes.
 
-    `place` names a dim of a tensor: `"d of w"`, `"dim 0 of operands[1]"`.
+    `place` names a dim of a tensor, such as `"d of w"` or `"dim 0 of operands[1]"`.
     """
 
     def __init__(self, rule: FactorRule, cuts: Sequence[Sequence[str]], place: Callable[[int, int], str]) -> None:
@@ -22,7 +22,7 @@ class Reasons:
         self._kinds = [kind for _, kind, _ in core.factors]
 
     def moved(self, at: int, before: Specs, after: Specs) -> str:
-        """Say why a tensor needs another layout before the op, or has another after it."""
+        """Return the reason why a tensor changes its layout: an operand before the op, a result after it."""
         outer, inner = (before, after) if at < self._operands else (after, before)
         dim = next((dim for dim, pair in enumerate(zip(outer, inner, strict=True)) if pair[0] != pair[1]), None)
         if dim is None:
@@ -43,13 +43,13 @@ class Reasons:
         return f"The op computes with {own} {how}, as {elsewhere} is."
 
     def summed(self) -> str:
-        """Say why there are addends."""
+        """Return the reason why the result is addends."""
         summed = [(factor, axes) for factor, axes in enumerate(self._cuts) if axes and self._kinds[factor] == "sum"]
         sums = [f"{next(self._homes(factor, -1))} is summed, and cut over {'+'.join(axes)}" for factor, axes in summed]
         return f"Each device has an addend: {', and '.join(sums)}."
 
     def _homes(self, factor: int, but: int) -> Iterator[str]:
-        """Give the dims of other tensors that have a factor."""
+        """Yield the names of the dims of other tensors that have a factor."""
         for tensor, dims in enumerate(self._tensors):
             if tensor != but:
                 yield from (self._place(tensor, dim) for dim, factors in enumerate(dims) if factor in factors)
