@@ -195,6 +195,13 @@ def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
             np.testing.assert_allclose(array.astype(theirs.dtype), theirs, rtol=1e-2, atol=1e-2)
 
 
+def test_a_constraint_leaves_unconstrained_dims_open() -> None:
+    spec = jax.sharding.PartitionSpec(jax.sharding.PartitionSpec.UNCONSTRAINED, "tp")
+    sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((2, 4), ("dp", "tp")), spec)
+    computation = computation_from_jax(lambda x: jax.lax.with_sharding_constraint(x @ x.T, sharding), shape(8, 8))
+    assert propagate(computation, [("dp", None)], mesh=MESH).results == (sw.TensorLayout(("dp", "tp"), MESH),)
+
+
 def test_keys_of_random_numbers_are_taken_apart() -> None:
     def drawn(x: Any, key: Any) -> Any:
         one, other = jax.random.split(key)

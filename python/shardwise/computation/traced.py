@@ -144,9 +144,11 @@ def _param(given: Any) -> Any:
     if hasattr(given, "eqns"):
         return {"jaxpr": _read(given.jaxpr, given.consts) if hasattr(given, "jaxpr") else _read(given)}
     if hasattr(given, "spec"):
-        return {
-            "spec": [[] if axes is None else [axes] if isinstance(axes, str) else list(axes) for axes in given.spec]
-        }
+        # `None` and `UNCONSTRAINED` are no axes; the param `unconstrained_dims` tells them apart.
+        spec = [
+            [axes] if isinstance(axes, str) else axes if isinstance(axes, (tuple, list)) else () for axes in given.spec
+        ]
+        return {"spec": [list(axes) for axes in spec]}
     if hasattr(given, "_asdict") or hasattr(given, "__dataclass_fields__"):
         names = given._fields if hasattr(given, "_asdict") else given.__dataclass_fields__
         return {name: _param(getattr(given, name)) for name in names}
