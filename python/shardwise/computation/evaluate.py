@@ -131,21 +131,21 @@ def fourier(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 def integer_division(a: Array, b: Array) -> Array:
     if not np.issubdtype(np.result_type(a, b), np.integer):
         return np.divide(a, b)
-    return np.trunc(np.divide(a, b)).astype(a.dtype)
+    # Towards zero, and -1 for a divisor of zero, as in StableHLO.
+    found = a // b + ((a % b != 0) & ((a < 0) != (b < 0)))
+    return np.where(b == 0, np.array(-1).astype(found.dtype), found)
 
 
 def of_arrays(function: Callable[..., Any]) -> Callable[[DeviceTensors, Attributes], list[Array]]:
     return lambda has, _attributes: [np.asarray(function(*has.arrays))]
 
 
-#: Ops of elements at one place.
+_SAME_NAME = (
+    "abs add cbrt ceil cosh floor imag log maximum minimum multiply power real sign sinh sqrt square subtract tan tanh"
+)
+#: Elementwise ops.
 _ELEMENTS: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(np, name)
-        for name in ("add", "subtract", "multiply", "maximum", "minimum", "power", "tanh", "tan")
-    },
-    **{name: getattr(np, name) for name in ("floor", "ceil", "sign", "sqrt", "cbrt", "log", "sinh", "cosh", "square")},
-    **{name: getattr(np, name) for name in ("abs", "real", "imag")},
+    **{name: getattr(np, name) for name in _SAME_NAME.split()},
     **{f"a{name}": getattr(np, f"arc{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     "and": lambda a, b: a & b,
     "atan2": np.arctan2,
@@ -176,7 +176,7 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "xor": lambda a, b: a ^ b,
 }
 
-#: Each op as a function of what a device has and of the op's attributes.
+#: Functions from a device's parts and the op's attributes to its parts of the results, by the op's name.
 OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     **{name: of_arrays(function) for name, function in _ELEMENTS.items()},
     "compare": lambda has, attributes: [_COMPARISONS[attributes.get("direction", "LT")](*has.arrays)],

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._types import Array
 
-__all__ = ["IDENTITY", "REDUCTIONS", "Attributes", "DeviceTensors", "along", "identity", "pad_array"]
+__all__ = ["IDENTITY", "REDUCTIONS", "Attributes", "DeviceTensors", "identity", "pad_array"]
 
 Attributes = Mapping[str, Any]
 
@@ -61,11 +61,6 @@ def identity(body: str, dtype: np.dtype[Any]) -> Array:
     return np.array(value, dtype)
 
 
-def along(dim: int, start: int | None = None, stop: int | None = None, step: int | None = None) -> tuple[slice, ...]:
-    """Return the index of a slice of a dim."""
-    return (*[slice(None)] * dim, slice(start, stop, step))
-
-
 def pad_array(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:
     """Return the array with `(low, high, gaps)` elements before, after and between those of its last dims.
 
@@ -74,8 +69,8 @@ def pad_array(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -
     for dim, (low, high, gaps) in enumerate(sides, array.ndim - len(sides)):
         sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * (gaps + 1) + 1), *array.shape[dim + 1 :]]
         spread = np.full(sizes, value, array.dtype)
-        spread[along(dim, step=gaps + 1)] = array
+        np.moveaxis(spread, dim, 0)[:: gaps + 1] = np.moveaxis(array, dim, 0)
         widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(array.ndim)]
         spread = np.pad(spread, widths, constant_values=value)
-        array = spread[along(dim, max(0, -low), spread.shape[dim] - max(0, -high))]
+        array = np.moveaxis(np.moveaxis(spread, dim, 0)[max(0, -low) : spread.shape[dim] - max(0, -high)], 0, dim)
     return array

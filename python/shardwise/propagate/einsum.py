@@ -75,8 +75,8 @@ class LocalEinsum(Drawn):
     @property
     def local_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each operand and of `"result"` on a device while it computes."""
-        found = {name: layout.partition(self.shapes[name]).largest_shard_shape for name, layout in self.local.items()}
-        return found | {"result": self.computed.partition(self.result_shape).largest_shard_shape}
+        found = {name: _local_shape(layout, self.shapes[name]) for name, layout in self.local.items()}
+        return found | {"result": _local_shape(self.computed, self.result_shape)}
 
     @property
     def flops(self) -> int:
@@ -132,10 +132,9 @@ class LocalEinsum(Drawn):
         >>> einsum("ik,kj->ij", a=("x", None), b=(None, None), mesh=mesh, shapes=[(4, 6), (6, 8)]).to_json()["result"]
         {'axes': [['x'], []], 'unreduced': [], 'shape': [4, 8], 'local_shape': [2, 8]}
         """
-        local = self.local_shapes
 
-        def tensor(layout: TensorLayout, shape: tuple[int, ...], local: tuple[int, ...]) -> dict[str, Any]:
-            return axes_json(layout) | {"shape": list(shape), "local_shape": list(local)}
+        def tensor(layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
+            return axes_json(layout) | {"shape": list(shape), "local_shape": list(_local_shape(layout, shape))}
 
         return {
             "einsum": str(self.einsum),
@@ -143,14 +142,11 @@ class LocalEinsum(Drawn):
             "dtype": self.dtype,
             "policy": self.policy,
             "operands": {
-                name: tensor(layout, self.shapes[name], layout.partition(self.shapes[name]).largest_shard_shape)
-                | {"computed_with": axes_json(self.local[name])}
+                name: tensor(layout, self.shapes[name]) | {"computed_with": axes_json(self.local[name])}
                 for name, layout in self.operands.items()
             },
-            "computed": tensor(self.computed, self.result_shape, local["result"]),
-            "result": tensor(
-                self.result, self.result_shape, self.result.partition(self.result_shape).largest_shard_shape
-            ),
+            "computed": tensor(self.computed, self.result_shape),
+            "result": tensor(self.result, self.result_shape),
             "moves": [move.to_json() for move in self.moves],
             "bytes_received": self.bytes_received,
             "flops": self.flops,
@@ -337,8 +333,12 @@ def _why(found: LocalEinsum) -> str:
 
 def _held(layout: TensorLayout, shape: tuple[int, ...]) -> str:
     partial = f", addends over {', '.join(layout.unreduced)}" if layout.unreduced else ""
-    held = shape_text(layout.partition(shape).largest_shard_shape, "a scalar")
+    held = shape_text(_local_shape(layout, shape), "a scalar")
     return f"{layout_text(layout)}{partial}, {held} on each device"
+
+
+def _local_shape(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return layout.partition(shape).largest_shard_shape
 
 
 def _moved(move: Move) -> str:

@@ -82,18 +82,14 @@ class Propagation(Drawn):
         """The layout of each result; `None` where no axis reaches."""
         return self._held[1]
 
-    @property
+    @cached_property
     def in_order(self) -> tuple[Move, ...]:
         """All moves in the order of the ops, those with nothing to receive, such as slices, included."""
-        return self._moved
+        return tuple(self._moves.of(self._flow))
 
     @cached_property
     def _flow(self) -> Flow:
         return Flow(self.computation, self._found)
-
-    @cached_property
-    def _moved(self) -> tuple[Move, ...]:
-        return tuple(self._moves.of(self._flow))
 
     @cached_property
     def _held(self) -> tuple[tuple[TensorLayout | None, ...], tuple[TensorLayout | None, ...]]:
@@ -108,7 +104,7 @@ class Propagation(Drawn):
         values, results = self._found.numbers
         return tuple(map(layout, values)), tuple(map(layout, results))
 
-    @property
+    @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The moves in which a device receives something, the most bytes first."""
         return tuple(sorted((move for move in self.in_order if move.bytes), key=lambda move: -move.bytes_in_all))
