@@ -94,8 +94,10 @@ class Moves:
         cuts, local, summed, possible = node.how
         outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
-        rule = node.op and node.op.rule
-        reasons = rule and Reasons(rule, cuts, lambda tensor, dim: f"dim {dim} of {tensor_name(node, tensor)}")
+        rule = None if node.op is None else node.op.rule
+        reasons = None
+        if rule is not None:
+            reasons = Reasons(rule, cuts, lambda tensor, dim: f"dim {dim} of {tensor_name(node, tensor)}")
 
         def move(at: int, before: Specs, after: Specs, over: tuple[str, ...] = (), implied: bool = False) -> Move:
             if implied:
