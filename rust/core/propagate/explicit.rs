@@ -390,7 +390,7 @@ impl Explicit<'_> {
     }
 
     fn reshaped(&self) -> Result<Specs, Conflict> {
-        let (specs, after) = (&*self.specs[0], self.shapes[1]);
+        let (specs, after) = (self.specs[0], self.shapes[1]);
         reshaped(self.shapes[0], after, specs).ok_or_else(|| {
             let cut = specs.iter().position(|spec| !spec.is_empty()).unwrap_or(0);
             let (held, after) = (self.text(0, cut), shown::list(after));

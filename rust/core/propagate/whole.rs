@@ -49,6 +49,9 @@ struct Value {
 /// The number of the last visit of an op, and the directions of then for factors that pass and for others, if nothing changed.
 type Visited = Option<(usize, [Direction; 2])>;
 
+/// The tensors of an op that take other layouts, and which.
+type Taken = Rc<[(usize, u32)]>;
+
 /// All values and ops on the way.
 struct Passes<'a> {
     flow: &'a Flow,
@@ -60,7 +63,7 @@ struct Passes<'a> {
     visits: usize,
     layouts: Layouts,
     /// The tensors of an op that take other layouts, and which: by the layouts of all, the rule and the directions.
-    agreed: Map<Box<[u32]>, Rc<[(usize, u32)]>>,
+    agreed: Map<Box<[u32]>, Taken>,
     /// The key of the next op.
     key: Vec<u32>,
     /// True if a value keeps axes free.
@@ -219,7 +222,7 @@ impl<'a> Passes<'a> {
                 let (specs, closed) = project::layout_and_closed(rule, tensor, &tensors[tensor]);
                 (tensor, layouts.number(Some(specs), closed))
             };
-            let taken: Rc<[_]> = (0..changed.len()).filter(|tensor| changed[*tensor]).map(number).collect();
+            let taken: Taken = (0..changed.len()).filter(|tensor| changed[*tensor]).map(number).collect();
             if free {
                 agreed.insert(key.as_slice().into(), taken.clone());
             }

@@ -52,7 +52,7 @@ impl Bound {
     }
 
     /// Adds the bounds from the start on, without which [`Bound::permuted_before`] is 0.
-    pub(super) fn from_start(&mut self, change: &Change, poll: Poll<'_>) -> Result<()> {
+    pub(super) fn add_from_start(&mut self, change: &Change, poll: Poll<'_>) -> Result<()> {
         let start = counts(&change.tensor, &change.start, 0);
         self.from_start = Graph::new(change).table(start, true, poll)?;
         Ok(())

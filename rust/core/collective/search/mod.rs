@@ -139,7 +139,7 @@ fn cheapest(change: &Change, limit: Option<Cost>, poll: Poll<'_>) -> Result<(Vec
     if most <= permuted {
         return Ok((best, least));
     }
-    bound.from_start(change, poll)?;
+    bound.add_from_start(change, poll)?;
     for search in [permuted::cheapest, named::cheapest] {
         if let Some(found) = search(change, &bound, most, poll)? {
             most = change.cost(&found);
