@@ -194,7 +194,7 @@ def test_experts_that_are_tensors_of_their_own_follow_their_stack() -> None:
 
 
 @pytest.mark.parametrize("of", ["", "base_layer."])  # Of `down_proj`, and of `gate_up_proj`.
-def test_experts_of_one_parameter_are_refused_and_cut_by_rules_of_their_own(of: str) -> None:
+def test_experts_of_one_parameter_without_a_configuration_are_refused_and_cut_by_rules_of_their_own(of: str) -> None:
     """PEFT has A expert by expert and B with the expert fastest, as its einsum "o r e, e r i -> e o i" reads them."""
     experts, rows, columns = 4, 6, 5
     rng = np.random.default_rng(1)
@@ -205,10 +205,11 @@ def test_experts_of_one_parameter_are_refused_and_cut_by_rules_of_their_own(of: 
     }
     ep = sw.DeviceMesh((2,), ("ep",))
     layouts = sw.LayoutMap(ep)
-    layouts[r"mlp\.experts\.weight$"] = ("ep", None)
+    layouts[r"mlp\.experts\.weight$"] = ("ep", None, None)
     _, why = followers(with_states(Components(None, {}, ()), described(tensors)), layouts)[f"{name}lora_A.weight"]
     assert isinstance(why, str)
-    assert "A has one expert after the other, B has them in turn; a rule for its own name places it" in why
+    assert "A has one expert after the other, B has them in turn; the model's config.json says it (--config)" in why
+    assert "a rule for its own name places it" in why
     layouts[r"experts\.(base_layer\.)?lora_A\.weight$"] = (sw.packed.parse(f"({experts}@ep {RANK})"), None)
     layouts[r"experts\.(base_layer\.)?lora_B\.weight$"] = (None, sw.packed.parse(f"({RANK} {experts}@ep)"))
 
@@ -316,6 +317,34 @@ def test_what_is_not_known_is_refused_by_name(tensors: dict[str, tuple[int, ...]
         assert isinstance(why, str)
         assert said in why, name
         assert "a rule for its own name places it" in why
+
+
+def test_what_is_not_known_is_refused_by_name_as_a_part_of_a_fused_weight_too() -> None:
+    """A magnitude without its factors, one of another length than the rows, and rows that the heads do not make."""
+    layouts, rewrites = sw.read_rules("vllm/llama", mesh(2), config=CONFIG)
+    name = "base_model.model.model.layers.0.self_attn.k_proj.lora_"
+    pair: Arrays = {f"{name}A.weight": np.zeros((3, 48)), f"{name}B.weight": np.zeros((8, 3))}
+    vector = f"{name}magnitude_vector"
+    for tensors, one, said in (
+        ({vector: np.zeros(8)}, vector, "the factor A of its adapter is missing"),
+        ({**pair, f"{name}B.weight": np.zeros((9, 3))}, f"{name}B.weight", "the dim has 9 elements"),
+        ({**pair, vector: np.zeros(7)}, vector, "7"),
+    ):
+        found = with_states(Components(None, {}, ()), described(tensors), rewrites)
+        cut = followers(found, layouts)[one][1]
+        if not isinstance(cut, str):
+            with pytest.raises(sw.LayoutError) as error:
+                cut.partition(tensors[one].shape)  # type: ignore[union-attr]
+            cut = str(error.value)
+        assert said in cut
+
+
+def test_a_rank_that_does_not_divide_is_refused_where_megatron_bridge_cuts_it() -> None:
+    start = "decoder.layers.0.self_attention.linear_qkv.adapter.linear_"
+    tensors = {f"{start}in.weight": np.zeros((3, 48)), f"{start}out.weight": np.zeros((48, 3))}
+    layouts, _ = sw.read_rules("megatron/llama", mesh(2), config=CONFIG)
+    found = followers(with_states(Components(None, {}, ()), described(tensors)), layouts)
+    assert "dim 0 has 3 elements, which 2 shards do not divide evenly" in str(found[f"{start}in.weight"][1])
 
 
 def test_a_conv1d_is_turned_by_the_rewrite_that_turns_it() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
-from ..packed import concat, part
+from ..packed import concat, gate_up, part
 from ..rules.book import note_origin
 from ..rules.model_shapes import is_tied
 from ..rules.names import architecture_of, expert_names, keys_of, merged_names, module_words, shipped_table, stated
@@ -231,6 +231,11 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
             start = rf"{layer}{group}\.experts\.{{e}}\."
             rules[rf"{start}(?:{gate}|{up})\.weight$"] = rule((features, None), "experts", at)
             rules[rf"{start}{down}\.weight$"] = rule((None, features), "experts", at)
+            if (axis := _stack_axis(placed.experts)) is not False:  # Those of memory, which adapters may be of.
+                start = rf"{layer}{group}\.experts\."
+                halves = gate_up(features) if features else None
+                for last, axes in (("gate_up", (axis, halves, None)), ("down", (axis, None, features))):
+                    rules[rf"{start}{last}_proj$"] = DeploymentRule(axes, "experts", here, optional=True)
             name = f"{{rest*}}.layers.{{i}}.{group}"
             for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):
                 parts = tuple(f"{name}.experts.{{e}}.{x}.weight" for x in kinds)
@@ -264,6 +269,17 @@ def _fused_projections(model: EngineModel, placed: EnginePlacement) -> list[Fuse
         parts = tuple(f"{{rest*}}.{mlp}.{x}.weight" for x in halves)
         found.append(FusedParameter(f"{{rest*}}.{mlp}.gate_up_proj.weight", parts))
     return found
+
+
+def _stack_axis(experts: Experts | None) -> str | Literal[False] | None:
+    """Return the axis that cuts a stack of all experts; `False` if none places experts as they are placed."""
+    if experts is None:
+        return None
+    if not isinstance(experts, ExpertMap) or experts.num_experts % experts.ep:
+        return False
+    each = experts.num_experts // experts.ep
+    rows = [tuple(range(rank * each, (rank + 1) * each)) for rank in range(experts.ep)]
+    return "ep" if [tuple(row) for row in experts.slots] == rows else False
 
 
 def _expert_places(

@@ -9,7 +9,7 @@
 | `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |
 | `parts` | the tensors in a fused weight |
 | `cut` | the layouts of components, from that of their weight |
-| `states`, `adapters` | the meaning of the dims of an optimizer's states, and of the factors of adapters |
+| `states`, `adapters`, `expert_adapters` | what the dims of an optimizer's states and of adapters mean |
 | `follow` | components, states and adapters under rules for weights |
 """
 

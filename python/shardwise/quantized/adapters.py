@@ -7,12 +7,14 @@ B where its rows are; the rank is whole. The product of a device's parts of both
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..rules.adapters import adapter_names
 from ..rules.rewrites import Rewrites
 from ..rules.within import Within, steps_of
 from .component import Along, Component, LogicalTensor
+from .expert_adapters import expert_adapters
 
 __all__ = ["SHARDED", "adapters_in"]
 
@@ -34,13 +36,16 @@ class _Adapted(NamedTuple):
 
 
 def adapters_in(
-    tensors: Mapping[str, tuple[tuple[int, ...], str]], rewrites: Rewrites | None = None
+    tensors: Mapping[str, tuple[tuple[int, ...], str]],
+    rewrites: Rewrites | None = None,
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[LogicalTensor]:
     """Find the adapters among tensors, given as shapes and the names of dtypes, each as a component of its weight.
 
     Args:
         tensors: The tensors.
         rewrites: The rewrites between the names of the adapted weights and those that rules are for.
+        config: What the model's configuration says, which has the number of stacked experts.
 
     >>> pair = {"base_model.model.up.lora_A.weight": ((4, 6), "bfloat16")}
     >>> pair["base_model.model.up.lora_B.weight"] = ((12, 4), "bfloat16")
@@ -56,10 +61,19 @@ def adapters_in(
         if one.weight not in steps:
             steps[one.weight] = steps_of(one.weight, rewrites)
         adapted.setdefault(one.before, _Adapted(one.weight, {}, steps[one.weight])).factors[one.factor] = name
-    return [made for one in adapted.values() for made in _made(one, tensors)]
+    return [made for one in adapted.values() for made in _made(one, tensors, rewrites, config)]
 
 
-def _made(one: _Adapted, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[LogicalTensor]:
+def _made(
+    one: _Adapted,
+    tensors: Mapping[str, tuple[tuple[int, ...], str]],
+    rewrites: Rewrites | None,
+    config: Mapping[str, Any],
+) -> Iterator[LogicalTensor]:
+    if "experts" in one.weight.removesuffix(".weight").split(".")[-2:] and {"A", "B"} & {*one.factors}:
+        factors = {factor: (name, tensors[name][1], tensors[name][0]) for factor, name in one.factors.items()}
+        yield from expert_adapters(one.weight, factors, config, rewrites)
+        return
     shapes = {factor: tensors[name][0] for factor, name in one.factors.items()}
     shape, alongs, why = _described(one, shapes)
     name = one.steps[-1].name if one.steps else one.weight
@@ -97,11 +111,6 @@ def _described(
         shape, rows, columns = (down[1], up[0]), 1, 0
     elif module in _EITHER and not one.steps:
         why = f"nothing says whether {module} is of out x in or, as GPT-2's Conv1D, of in x out"
-    if module == "experts":
-        why = (
-            "it is of all experts, and nothing says how many there are: A has one expert after the other, B has them "
-            "in turn"
-        )
     inner = tuple(map(Along, range(2, 2 + rest)))
     alongs: dict[str, tuple[Along, ...]] = {
         "A": (Along(None), Along(columns), *inner),

@@ -19,6 +19,7 @@ from ..shared_tiling import SharedTiling
 from .adapters import SHARDED, adapters_in
 from .component import Along, LogicalTensor
 from .cut import component_layouts
+from .expert_adapters import BY_EXPERT, by_expert
 from .forms import Components
 from .states import states_in
 from .unstated import check_known
@@ -40,7 +41,9 @@ def with_states(
     """
     logical = {name: (weight.shape, weight.form) for name, weight in found.tensors.items()}
     states = states_in({**tensors, **logical}, training_names({**tensors, **logical}))
-    return found._replace(states=(*(state.logical() for state in states), *adapters_in(tensors, rewrites)))
+    return found._replace(
+        states=(*(state.logical() for state in states), *adapters_in(tensors, rewrites, found.config))
+    )
 
 
 def followed(
@@ -153,6 +156,8 @@ def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
             layout = layout_before(layout, logical.within)
         except LayoutError as error:
             raise LayoutError(f"tensor {shown(component.name)}: {error}; a rule for its own name places it") from None
+    if logical.uncut and not any(logical.shape) and any(layout.axes):  # Not even its shape is known.
+        raise LayoutError(f"tensor {shown(component.name)}: {logical.uncut[0][1]}")
     if layout.unreduced:
         said, what = shown(layout.unreduced), "states" if one.is_state else "quantized weights"
         raise LayoutError(f"{shown(logical.name)}: values of {what} cannot be partial sums over {said}")
@@ -166,6 +171,11 @@ def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
     if logical.form == SHARDED and not logical.uncut:
         layout = _sharded(logical, layout)
         return {component.name: _partition(layout, component.shape, one.uneven)}
+    if logical.form == BY_EXPERT and layout.rank == 3 and layout.axes[0]:
+        try:
+            return {component.name: _partition(by_expert(logical, layout), component.shape, one.uneven)}
+        except LayoutError as error:
+            raise LayoutError(f"tensor {shown(component.name)}: {error}") from None
     return dict(component_layouts(logical, layout, one.uneven, shared=one.shared))
 
 

@@ -104,6 +104,8 @@ class Components(NamedTuple):
     refused: str = ""
     #: The states of an optimizer, each as the only component of its weight.
     states: tuple[LogicalTensor, ...] = ()
+    #: The configuration of the model, as `config.json` has it.
+    config: Mapping[str, Any] = {}
 
     @property
     def taken(self) -> frozenset[str]:
@@ -183,7 +185,7 @@ def stated_components(
     method, given = _method(tensors, config)
     how = Given(given, read)
     if method is None:
-        return Components(None, {}, tuple(tensors))
+        return Components(None, {}, tuple(tensors), config=config)
     make = METHODS[method]
     found: dict[str, LogicalTensor] = {}
     for key, members in _groups(tensors).items():
@@ -191,7 +193,7 @@ def stated_components(
         if logical is not None:
             found[logical.name] = logical
     taken = {component.name for logical in found.values() for component in logical.components}
-    return Components(method, found, tuple(name for name in tensors if name not in taken))
+    return Components(method, found, tuple(name for name in tensors if name not in taken), config=config)
 
 
 def find_kinds(

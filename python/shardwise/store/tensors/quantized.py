@@ -35,7 +35,8 @@ def components_in(
     Raises:
         ParseError: as `find_components` where the tensors contradict each other or the configuration.
     """
-    return with_states(_quantized(tensors, config, read), {n: (shape, d.name) for n, (shape, d) in tensors.items()})
+    found = _quantized(tensors, config, read)._replace(config=config)
+    return with_states(found, {n: (shape, d.name) for n, (shape, d) in tensors.items()})
 
 
 def _quantized(tensors: Outline, config: Mapping[str, Any], read: Callable[[str], bytes | None] | None) -> Components:

@@ -1,0 +1,175 @@
+"""Low-rank adapters of stacked experts: factors of all experts of a layer in one tensor, cut as the experts are.
+
+PEFT calls them `experts.lora_A.weight` and `experts.base_layer.lora_A.weight`, and does not say which of them is of the
+weight `gate_up_proj`, and which of `down_proj`: the sizes in the model's configuration say it. A is of (experts · rank,
+in), expert by expert, B of (out, rank · experts), with the expert fastest: `peft.tuners.lora.layer.ParamWrapper`. With
+three dims they are (experts, rank, in) and (experts, out, rank), as vLLM has them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import Spec, TensorLayout
+from ..packed import PackedDim, part
+from ..rules.names import expert_names, stated, types_with
+from ..rules.rewrites import Rewrites
+from ..rules.within import Within, steps_of
+from ..rules.wrapped import language_config, model_types
+from .component import Along, Component, LogicalTensor
+
+__all__ = ["BY_EXPERT", "by_expert", "expert_adapters"]
+
+#: The form of factors in which the dim of the experts is joined with the rank.
+BY_EXPERT = "adapter of stacked experts"
+_WAY_ON = "a rule for its own name places it"
+
+
+class _ExpertSizes(NamedTuple):
+    """The sizes of a layer's experts, as a configuration states them."""
+
+    experts: int
+    hidden: int
+    inner: int
+
+
+def expert_adapters(
+    weight: str,
+    factors: Mapping[str, tuple[str, str, tuple[int, ...]]],
+    config: Mapping[str, Any],
+    rewrites: Rewrites | None,
+) -> Iterator[LogicalTensor]:
+    """Yield the factors of an adapter of stacked experts, each as a component of the weight of all experts.
+
+    Args:
+        weight: The name that the weight has without the adapter's: `h.0.mlp.experts.weight`.
+        factors: The name, dtype and shape of each factor.
+        config: What the model's configuration says.
+        rewrites: The rewrites between the names of the adapted weights and those that rules are for.
+    """
+    module = weight.removesuffix(".weight")
+    base, _, last = module.rpartition(".")
+    try:
+        if set(factors) != {"A", "B"}:
+            raise LayoutError(f"its adapter has {', '.join(sorted(factors))}: of experts A and B are known")
+        down, up = factors["A"][2], factors["B"][2]
+        experts, rows, columns, is_joined = _dims(down, up, config)
+        if last == "experts":
+            base, last = module, _named(rows, columns, config)
+        name, steps = _target(base, last, rewrites)
+        in_out = not types_with("experts_in_out").isdisjoint(model_types(config))
+        shape = (experts, columns, rows) if in_out else (experts, rows, columns)
+        why = ""
+    except LayoutError as error:
+        name, steps, shape, why, is_joined, in_out = weight, (), (0, 0, 0), f"{error}; {_WAY_ON}", False, False
+    out, inner = (2, 1) if in_out else (1, 2)
+    for factor, (own, dtype, size) in factors.items():
+        along = (Along(None),) * len(size)
+        if not why and is_joined:
+            rank = down[0] // shape[0]
+            along = (Along(0, words=rank), Along(inner)) if factor == "A" else (Along(out), Along(None))
+        elif not why:
+            along = (Along(0), Along(None), Along(inner)) if factor == "A" else (Along(0), Along(out), Along(None))
+        reasons = tuple((dim, why) for dim in range(3)) if why else ()
+        form = BY_EXPERT if is_joined else "adapter"
+        yield LogicalTensor(name, shape, form, (Component(own, dtype, size, along),), reasons, within=steps)
+
+
+def by_expert(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
+    """Return the layout of a factor in which experts and rank are one dim, by the layout of the weight of all experts.
+
+    Raises:
+        LayoutError: if the experts are cut in a way that such a dim cannot follow.
+    """
+    component, experts = logical.components[0], logical.shape[0]
+    is_down = component.along[0].of == 0
+    spec = layout.axes[0]
+    uneven = None
+    if isinstance(spec, PackedDim):
+        one, *more = spec.parts
+        axes, uneven = one.axes, one.uneven
+        if more or one != part(one.factors[-1:], 0, axes, uneven):
+            raise LayoutError(f"its experts are cut as {spec}, which the dim of experts and rank does not follow")
+    else:
+        axes = (spec,) if isinstance(spec, str) else tuple(spec or ())
+    rank = component.shape[0 if is_down else 1] // experts
+    factors, cut = ((experts, rank), 0) if is_down else ((rank, experts), 1)
+    joined: Spec = PackedDim((part(factors, cut, axes, uneven),)) if axes else None
+    other = component.along[1 if is_down else 0].of
+    assert other is not None
+    kept = layout.axes[other]
+    return TensorLayout((joined, kept) if is_down else (kept, joined), layout.device_mesh)
+
+
+def _dims(down: tuple[int, ...], up: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, int, int, bool]:
+    """The number of experts, the rows and columns of an expert's weight, and whether experts and rank are one dim."""
+    if len(down) == len(up) == 3:
+        if down[0] != up[0] or down[1] != up[2]:
+            raise LayoutError(f"its factors {down} and {up} do not have one rank and one number of experts")
+        return down[0], up[1], down[2], False
+    if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
+        raise LayoutError(f"its factors {down} and {up} do not have one rank")
+    experts = _sizes(config).experts
+    if down[0] % experts:
+        raise LayoutError(f"its factors have {down[0]} ranks of all experts together, which {experts} do not divide")
+    return experts, up[0], down[1], True
+
+
+def _sizes(config: Mapping[str, Any]) -> _ExpertSizes:
+    said = language_config(config)
+    found = [stated(said, "experts"), stated(said, "hidden"), stated(said, "expert_inner") or stated(said, "inner")]
+    numbers = [one[1] for one in found if one is not None and type(one[1]) is int and one[1] > 0]
+    if len(numbers) != len(found):
+        raise LayoutError(
+            "it is of all experts, and nothing says how many there are, and of which sizes: A has one expert after the "
+            "other, B has them in turn; the model's config.json says it (--config)"
+        )
+    return _ExpertSizes(*numbers)
+
+
+def _named(rows: int, columns: int, config: Mapping[str, Any]) -> str:
+    """The weight of an expert that has these rows and columns."""
+    _, hidden, inner = _sizes(config)
+    if (rows, columns) == (2 * inner, hidden):
+        return "gate_up_proj"
+    if (rows, columns) == (hidden, inner):
+        return "down_proj"
+    raise LayoutError(
+        f"it is of {rows} x {columns}, and experts of {hidden} and {inner} have {2 * inner} x {hidden} and "
+        f"{hidden} x {inner}"
+    )
+
+
+def _target(base: str, last: str, rewrites: Rewrites | None) -> tuple[str, tuple[Within, ...]]:
+    """The name that rules have for the weight of all experts, and the rewrites that make it of what has its name.
+
+    Raises:
+        LayoutError: if the rules have another order of what the weight is made of.
+    """
+    own = f"{base}.{last}"
+    for name in (own, f"{own}.weight"):
+        if steps := steps_of(name, rewrites):
+            return steps[-1].name, steps
+    outer = base.removesuffix("experts").removesuffix(".").rpartition(".")[0]
+    for one in expert_names():
+        gate, up, down = one.projections
+        names = [
+            f"{outer}.{one.block}.experts.0.{x}.weight" for x in ((gate, up) if last == "gate_up_proj" else (down,))
+        ]
+        if any(found := [steps_of(name.removeprefix("."), rewrites) for name in names]):
+            break
+    if not any(found):
+        return own, ()
+    targets = {steps[-1].name for steps in found if steps}
+    if not all(len(steps) == 1 for steps in found) or len(targets) != 1:
+        raise LayoutError(f"the rules join {own} in another way")
+    target = found[0][0].rewrite.target
+    order = tuple(target.packed.names) if target.packed is not None else ()
+    wanted = tuple(steps[0].part for steps in found) if len(found) == 2 else ()
+    is_plain = target.dims is None and not target.transpose and target.zigzag is None and target.pad_to is None
+    if len(target.stack) != 1 or order != wanted or not is_plain or found[0][0].rewrite.refused is not None:
+        raise LayoutError(f"the rules have {own} in another order, in {shown(next(iter(targets)))}")
+    return next(iter(targets)), ()
