@@ -201,7 +201,20 @@ def test_sizes_come_from_shapes() -> None:
         ("transpose", [(6, 2)], [(2, 6)], {"permutation": [0, 0]}, "`permutation` is .0, 0."),
         ("sort", [(6,)], [(6,)], {"dimension": 1}, "`dimension` is not one of the 1 dims"),
         ("reduce", [(2,), ()], [()], {"dimensions": [1], "body": "add"}, "`dimensions` is .1.; it lists dims"),
-        ("scatter", [(8,), (4, 1), (4,)], [(8,)], {"body": "mean", **one_each()}, '`body` is "mean"; it is "assign"'),
+        (
+            "scatter",
+            [(8,), (4, 1), (4,)],
+            [(8,)],
+            {"body": "mean", **one_each()},
+            '`body` is "mean"; it is one of \\["assign"',
+        ),
+        (
+            "reduce",
+            [(4, 6), ()],
+            [(4,)],
+            {"body": "mean", "dimensions": [1]},
+            '`body` is "mean"; it is one of \\["add"',
+        ),
     ],
 )
 def test_what_is_no_such_op_is_refused(

@@ -228,15 +228,27 @@ def test_the_line_is_of_code_that_is_not_installed() -> None:
 
 def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
     def drawn(x: Any) -> Any:
-        return jax.scipy.special.betainc(x, x, x)
+        return jax.lax.random_gamma_grad(x, x)
 
-    name = "regularized_incomplete_beta"
+    name = "random_gamma_grad"
     with pytest.raises(
         sw.LayoutError, match=rf"JAX's primitive '{name}' .*; give rules={{'{name}': FactorRule\(\.\.\.\)}}"
     ):
         computation_from_jax(drawn, shape(8))
-    given = computation_from_jax(drawn, shape(8), rules={name: FactorRule("([i],[i],[i])->([i])")})
+    given = computation_from_jax(drawn, shape(8), rules={name: FactorRule("([i],[i])->([i])")})
     assert propagate(given, [("dp",)], mesh=MESH).results == (sw.TensorLayout(("dp",), MESH),)
     with pytest.warns(UserWarning, match=f"no rule is known for '{name}'"):
         whole = computation_from_jax(drawn, shape(8), unknown="whole")
     assert {move.bytes for move in propagate(whole, [("dp",)], mesh=MESH).moves} == {16}
+
+
+def special(x: Any) -> Any:
+    of = jax.scipy.special
+    return of.gammainc(x, x), of.gammaincc(x, x), of.zeta(x, x), of.i0e(x), of.i1e(x), of.polygamma(2, x)
+
+
+@pytest.mark.parametrize("function", [special, lambda x: (jnp.nextafter(x, x), jax.scipy.special.betainc(x, x, x))])
+def test_special_functions_keep_the_layout(function: Any) -> None:
+    found = propagate(computation_from_jax(function, shape(8, 8)), [("dp", "tp")], mesh=MESH)
+    assert set(found.results) == {sw.TensorLayout(("dp", "tp"), MESH)}
+    assert not found.moves

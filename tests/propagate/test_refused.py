@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -68,22 +68,25 @@ def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tm
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda one: propagate(one, None, mesh=MESH), "layouts must be a sequence of layouts, got None"),
+        (lambda one: propagate(one, cast(Any, None), mesh=MESH), "layouts must be a sequence of layouts, got None"),
         (lambda one: propagate(one, "xy", mesh=MESH), "layouts must be a sequence of layouts, got 'xy'"),
-        (lambda one: propagate(one, [3, None], mesh=MESH), r"layouts\[0\] must be a TensorLayout, a tuple of axes"),
+        (
+            lambda one: propagate(one, cast(Any, [3, None]), mesh=MESH),
+            r"layouts\[0\] must be a TensorLayout, a tuple of axes",
+        ),
         (
             lambda one: propagate(one, [None] * 2, results=[("z", None)], mesh=MESH),
             r"results\[0\]: axes\[0\] names",
         ),
         (
-            lambda one: propagate(one, [Start(("x", None), open=1), None], mesh=MESH),
+            lambda one: propagate(one, [Start(("x", None), open=cast(Any, 1)), None], mesh=MESH),
             r"layouts\[0\]\.open must be",
         ),
         (lambda one: propagate(one, [None] * 2, mesh=MESH).explain(-1), "most is -1; it is at least 0"),
         (lambda one: one.run(None), "arrays must be a sequence of arrays, got None"),
         (lambda one: one.run(["a", 1]), r"arrays\[0\] cannot be of dtype float32: "),
-        (lambda _: FactorRule("([i])->([i])", sizes=[1]), "sizes must be a Mapping, got list"),
-        (lambda _: FactorRule("([i])->([i])", sum=None), "sum must be the names of factors, got None"),
+        (lambda _: FactorRule("([i])->([i])", sizes=cast(Any, [1])), "sizes must be a Mapping, got list"),
+        (lambda _: FactorRule("([i])->([i])", sum=cast(Any, None)), "sum must be the names of factors, got None"),
         (
             lambda _: propagate(Computation([[(4,), "f99"]], [], [0]), [("x",)], mesh=MESH),
             "a value of the computation has the dtype 'f99', whose size is not known",

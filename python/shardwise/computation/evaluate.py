@@ -163,6 +163,7 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "log_plus_one": np.log1p,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
     "negate": np.negative,
+    "next_after": np.nextafter,
     "not": lambda x: ~x,
     "or": lambda a, b: a | b,
     "remainder": np.fmod,

@@ -8,7 +8,8 @@ ORDER = ("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
     "is_finite not erf erf_inv erfc lgamma digamma real imag square add atan2 and or xor complex shift_left "
-    "shift_right_arithmetic shift_right_logical clamp reduce_precision"
+    "shift_right_arithmetic shift_right_logical clamp reduce_precision bessel_i0e bessel_i1e igamma igamma_grad_a "
+    "igammac polygamma regularized_incomplete_beta zeta"
 )
 #: Elementwise primitives and their ops; operands are broadcast to the result.
 ELEMENTWISE = {
@@ -16,7 +17,7 @@ ELEMENTWISE = {
     **{"neg": "negate", "exp": "exponential", "exp2": "exponential", "log1p": "log_plus_one", "sin": "sine"},
     **{"expm1": "exponential_minus_one", "cos": "cosine", "round": "round_nearest_even", "clz": "count_leading_zeros"},
     **{"population_count": "popcnt", "add_any": "add", "sub": "subtract", "mul": "multiply", "div": "divide"},
-    **{"rem": "remainder", "max": "maximum", "min": "minimum", "pow": "power"},
+    **{"rem": "remainder", "max": "maximum", "min": "minimum", "pow": "power", "nextafter": "next_after"},
     **dict.fromkeys(ORDER, "compare"),
 }
 #: Primitives that are an op of the same operands: its name, and its attributes with the params that they are.

@@ -66,8 +66,9 @@ pub(super) fn reduce(given: Given<'_>) -> Result<Rule> {
         given.operand(inputs + input, &[])?;
         given.result(input, &kept)?;
     }
+    let reduction = given.reduction(None)?.unwrap_or(Reduction::Add);
     let mut builder = given.builder();
-    builder.reduced_by(Reduction::named(given.of.word("body")?).unwrap_or(Reduction::Add));
+    builder.reduced_by(reduction);
     let mut to = 0;
     for (dim, size) in shape.iter().enumerate() {
         let mut at: Vec<_> = (0..inputs).map(|input| (input, dim)).collect();

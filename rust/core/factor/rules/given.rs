@@ -4,7 +4,7 @@ use crate::{
     error::Result,
     factor::{
         attributes::Of,
-        rule::{Builder, Kind, Rule},
+        rule::{Builder, Kind, Reduction, Rule},
     },
 };
 
@@ -55,6 +55,17 @@ impl Given<'_> {
             let given = self.operands[number];
             format!("operands[{number}] has the shape {given:?}; next to the others it has {expected:?}")
         })
+    }
+
+    /// The reduction that the attribute `body` names; none if it is `or`, which adds nothing up.
+    pub(super) fn reduction(self, or: Option<&str>) -> Result<Option<Reduction>> {
+        let body = self.of.word("body")?;
+        let reduction = Reduction::named(body);
+        self.ensure(reduction.is_some() || or == Some(body), || {
+            let names: Vec<_> = or.into_iter().chain(Reduction::ALL.iter().map(|(_, name)| *name)).collect();
+            format!("`body` is {body:?}; it is one of {names:?}")
+        })?;
+        Ok(reduction)
     }
 
     /// An operand of at least so many dims.

@@ -103,12 +103,7 @@ pub(super) fn scatter(given: Given<'_>) -> Result<Rule> {
         given.operand(inputs + 1 + input, updates)?;
         given.result(input, operand)?;
     }
-    let body = given.of.word("body")?;
-    let reduction = Reduction::named(body);
-    given.ensure(reduction.is_some() || body == "assign", || {
-        let names: Vec<_> = Reduction::ALL.iter().map(|(_, name)| *name).collect();
-        format!("`body` is {body:?}; it is \"assign\" or one of {names:?}")
-    })?;
+    let reduction = given.reduction(Some("assign"))?;
     let kinds = |place: Place, _: i64, _: i64| {
         Ok(match place {
             Place::Window { .. } => Window::Apart(Kind::Whole),

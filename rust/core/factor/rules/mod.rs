@@ -14,7 +14,7 @@ use super::{
 use crate::{error::Result, shown};
 
 /// The ops that compute each element of a result from the elements at its place.
-const ELEMENTWISE: [&str; 62] = [
+const ELEMENTWISE: [&str; 71] = [
     "abs",
     "acos",
     "acosh",
@@ -25,6 +25,8 @@ const ELEMENTWISE: [&str; 62] = [
     "atan",
     "atan2",
     "atanh",
+    "bessel_i0e",
+    "bessel_i1e",
     "cbrt",
     "ceil",
     "clamp",
@@ -43,6 +45,9 @@ const ELEMENTWISE: [&str; 62] = [
     "exponential_minus_one",
     "floor",
     "identity",
+    "igamma",
+    "igamma_grad_a",
+    "igammac",
     "imag",
     "integer_power",
     "is_finite",
@@ -54,12 +59,15 @@ const ELEMENTWISE: [&str; 62] = [
     "minimum",
     "multiply",
     "negate",
+    "next_after",
     "not",
     "or",
+    "polygamma",
     "popcnt",
     "power",
     "real",
     "reduce_precision",
+    "regularized_incomplete_beta",
     "remainder",
     "round_nearest_afz",
     "round_nearest_even",
@@ -77,6 +85,7 @@ const ELEMENTWISE: [&str; 62] = [
     "tan",
     "tanh",
     "xor",
+    "zeta",
 ];
 
 /// The rule of an op.
