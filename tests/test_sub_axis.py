@@ -164,6 +164,15 @@ def test_collectives_along_sub_axes() -> None:
     assert [shard.tolist() for shard in plan.run_collectives(sharded)] == [[0, 1, 2, 3]] * 4 + [[4, 5, 6, 7]] * 4
 
 
+def test_half_a_byte_does_not_count() -> None:
+    # By hand: of 25 bytes an all-reduce of 4 takes twice 18.75, counted as 37; a permute then takes 25 bytes as a
+    # gather and a slice do, in one step instead of two.
+    src, dst = sw.TensorLayout((None, "tp:(4)2"), TP, unreduced=["tp:(1)4"]), sw.TensorLayout((None, "tp:(1)2"), TP)
+    steps = sw.plan_reshard(src.partition((5, 10)), dst.partition((5, 10))).collectives("int8")
+    assert steps is not None
+    assert [(step.kind, step.bytes) for step in steps] == [("all-reduce", 37), ("collective-permute", 25)]
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [

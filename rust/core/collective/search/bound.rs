@@ -164,7 +164,8 @@ impl<'a> Graph<'a> {
         let (addends, permuted) = (at[dims], at[dims + 1]);
         let free = self.devices / (at[..dims].iter().product::<i64>() * addends);
         let shard: f64 = self.tensor.shape.iter().zip(at).map(|(&n, &k)| n as f64 / k as f64).product();
-        let shard = shard * self.tensor.itemsize as f64 * self.seconds_per_byte;
+        let bytes = shard * self.tensor.itemsize as f64;
+        let shard = bytes * self.seconds_per_byte;
         let divides = |dim: usize, k: i64| self.tensor.shape[dim] % k == 0;
         let with = |changes: &[(usize, i64)]| {
             let mut counts = at.clone();
@@ -204,7 +205,10 @@ impl<'a> Graph<'a> {
             let reduced = if forwards { addends / d } else { addends.saturating_mul(d) };
             let reduces = if forwards { addends % d == 0 } else { free % d == 0 && self.addends % reduced == 0 };
             if reduces {
-                visit(with(&[(dims, reduced)]), 2.0 * seconds, 1);
+                // As in the costs themselves, a part of a byte does not count.
+                let bytes = (2.0 * bytes * (d - 1) as f64 / d as f64).floor();
+                let seconds = bytes * self.seconds_per_byte + 2.0 * hops * self.latency;
+                visit(with(&[(dims, reduced)]), seconds, 1);
             }
         }
         if addends == 1 && permuted == i64::from(!forwards) {
