@@ -183,7 +183,30 @@ def pooled(x: Any) -> Any:
     return jax.grad(pool)(x), jax.grad(lambda x: jax.scipy.linalg.solve_triangular(x + 4 * jnp.eye(8), x).sum())(x)
 
 
-@pytest.mark.parametrize("function", [places, parts, narrow, pooled])
+def whole_numbers(x: Any) -> Any:
+    n, few = (x * 63).astype(jnp.int8), (x * 2).astype(jnp.int32)
+    both = jax.lax.sort((few, n), num_keys=2)
+    bits = (
+        jax.lax.reduce(n, n.dtype.type(start), of, (0,))
+        for start, of in ((-1, jax.lax.bitwise_and), (0, jax.lax.bitwise_or))
+    )
+    ends = jnp.argmin(jnp.abs(few) + 3, 1), jnp.argmax(few - 9, 0), (few - 9).max(0), jax.lax.cummin(few + 9, 1)
+    product = jax.lax.dot(n, n, preferred_element_type=jnp.int32)
+    most = jax.lax.top_k(n.astype(jnp.uint8), 3), jax.lax.top_k(jnp.where(x > 1, jnp.nan, x), 8)[1]
+    return both, *bits, *ends, product, most, jax.lax.rem(n, n % 3), jax.lax.round(x * 2), (x * 2e9).astype(jnp.int32)
+
+
+def grouped(x: Any) -> Any:
+    def convolved(x: Any, w: Any) -> Any:
+        found = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=2)
+        return (found**2).sum()
+
+    numbers = jax.lax.ScatterDimensionNumbers((0,), (1,), (0, 1))
+    put = jax.lax.scatter(x, jnp.array([[1, 2], [6, 5]]), x[:2, :4].T.reshape(2, 4)[:, :3].T, numbers)
+    return jax.grad(convolved, (0, 1))(x.reshape(2, 4, 2, 4), x[:4, :6].reshape(6, 2, 2, 1)), put
+
+
+@pytest.mark.parametrize("function", [places, parts, narrow, pooled, whole_numbers, grouped])
 @pytest.mark.parametrize("layout", [("dp", "tp"), (None, ("tp", "dp")), ("tp", None)])
 def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
     x = np.random.default_rng(5).permutation(64).reshape(8, 8).astype("float32") / 16 - 2

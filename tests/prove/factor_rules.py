@@ -54,6 +54,8 @@ def values_of(case: OpCase) -> list[Array]:
     rng = np.random.default_rng(case.seed)
     arrays: list[Array] = [rng.integers(-4, 5, shape).astype(np.float64) for shape in case.operands]
     attributes = case.attributes
+    if attributes.get("body") in ("and", "or"):
+        arrays = [array.astype(np.int64) for array in arrays]
     if case.op in ("gather", "scatter"):
         shape = case.operands[0]
         parts = attributes["slice_sizes"] if case.op == "gather" else window_sizes(case)

@@ -11,6 +11,7 @@
 | `run` | one op, and a computation's inputs, checked |
 | `primitives` | JAX's primitives that are ops but for a name or a param |
 | `lowering` | ops on the way, and equations of jaxprs lowered to them |
+| `lookups` | gathers and scatters of jaxprs, lowered |
 | `jaxpr` | `computation_of_jaxpr`: the computation of a jaxpr as data |
 | `traced` | `computation_from_jax`: that of a function of JAX |
 """

@@ -174,7 +174,7 @@ class Computation:
         [array([0., 0.], dtype=float32)]
         """
         with importing:
-            from .run import branch_of, checked_inputs, compute, value_dtype
+            from .run import branch_of, checked_inputs, compute, in_dtype, value_dtype
         shapes, dtypes = self.shapes, self.dtypes
         values = dict(enumerate(checked_inputs(arrays, shapes[: self.inputs], dtypes[: self.inputs])))
         for op in self.ops:
@@ -190,7 +190,7 @@ class Computation:
                 for _ in range(op.trips):
                     made = op.bodies[0].run(made)
             for result, array in zip(op.results, made, strict=True):
-                values[result] = array.astype(value_dtype(result, dtypes[result]), copy=False)
+                values[result] = in_dtype(array, value_dtype(result, dtypes[result]))
         return [values[output] for output in self.outputs]
 
     def to_json(self) -> dict[str, Any]:

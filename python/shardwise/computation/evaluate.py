@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._types import Array
-from .held import REDUCTIONS, Attributes, DeviceTensors, identity, pad_array
+from .held import REDUCTIONS, Attributes, DeviceTensors, identity, pad_array, sum_dtype
 from .indexed import dynamic_slice, dynamic_update_slice, looked_up, scatter
 from .windowed import convolution, select_and_scatter, windows
 
@@ -80,7 +80,9 @@ def dot_general(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     batch = [names[0][dim] for dim in attributes["lhs_batching_dimensions"]]
     summed = [names[0][dim] for dim in attributes["lhs_contracting_dimensions"]]
     free = [name for side in names for name in side if name not in batch and name not in summed]
-    result: Array = np.einsum(f"{''.join(names[0])},{''.join(names[1])}->{''.join(batch + free)}", lhs, rhs)
+    text = f"{''.join(names[0])},{''.join(names[1])}->{''.join(batch + free)}"
+    # The result may be of a wider dtype than the operands.
+    result: Array = np.einsum(text, lhs, rhs, dtype=sum_dtype(lhs, rhs), casting="unsafe")
     return [result]
 
 
@@ -112,12 +114,14 @@ def batch_norm(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 def sort(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     dim = attributes["dimension"]
-    order = np.argsort(has.arrays[0], dim, kind="stable")
+    order = np.lexsort(has.arrays[: attributes.get("num_keys", 1)][::-1], dim)
     return [np.take_along_axis(array, order, dim) for array in has.arrays]
 
 
 def top_k(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
-    order = np.argsort(-has.arrays[0], -1, kind="stable")[..., : has.shapes[0][-1]]
+    # From the largest down, NaN before all, and the first of equal ones first.
+    upwards = np.argsort(np.flip(has.arrays[0], -1), -1, kind="stable")
+    order = (has.arrays[0].shape[-1] - 1 - np.flip(upwards, -1))[..., : has.shapes[0][-1]]
     return [np.take_along_axis(has.arrays[0], order, -1), order.astype(np.int32)][: len(has.shapes)]
 
 
@@ -134,6 +138,18 @@ def integer_division(a: Array, b: Array) -> Array:
     # Towards zero, and -1 for a divisor of zero, as in StableHLO.
     found = a // b + ((a % b != 0) & ((a < 0) != (b < 0)))
     return np.where(b == 0, np.array(-1).astype(found.dtype), found)
+
+
+def remainder(a: Array, b: Array) -> Array:
+    found = np.fmod(a, b)
+    return np.where(b == 0, a, found) if np.issubdtype(found.dtype, np.integer) else found
+
+
+def round_away(x: Array) -> Array:
+    """Return the nearest whole numbers, of two the one farther from zero."""
+    whole = np.trunc(x)
+    found: Array = whole + np.sign(x) * (np.abs(x - whole) >= 0.5)
+    return found
 
 
 def of_arrays(function: Callable[..., Any]) -> Callable[[DeviceTensors, Attributes], list[Array]]:
@@ -166,7 +182,8 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "next_after": np.nextafter,
     "not": lambda x: ~x,
     "or": lambda a, b: a | b,
-    "remainder": np.fmod,
+    "remainder": remainder,
+    "round_nearest_afz": round_away,
     "round_nearest_even": np.rint,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "select": lambda choice, a, b: np.where(choice > 0, a, b),

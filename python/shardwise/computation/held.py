@@ -10,7 +10,7 @@ import numpy as np
 
 from .._types import Array
 
-__all__ = ["IDENTITY", "REDUCTIONS", "Attributes", "DeviceTensors", "identity", "pad_array"]
+__all__ = ["IDENTITY", "REDUCTIONS", "Attributes", "DeviceTensors", "identity", "pad_array", "sum_dtype"]
 
 Attributes = Mapping[str, Any]
 
@@ -36,8 +36,8 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "multiply": np.multiply,
     "maximum": np.maximum,
     "minimum": np.minimum,
-    "and": np.logical_and,
-    "or": np.logical_or,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
 }
 
 #: The neutral element of each reduction; `log_add`, the log of a sum of exponentials, is one of windows only.
@@ -56,9 +56,17 @@ def identity(body: str, dtype: np.dtype[Any]) -> Array:
     value: Any = IDENTITY[body]
     if dtype.kind in "iu" and body in ("maximum", "minimum"):
         value = np.iinfo(dtype).min if body == "maximum" else np.iinfo(dtype).max
+    elif dtype.kind in "iub" and body == "and":
+        return np.invert(np.zeros((), dtype))
     elif dtype.kind == "b":
         value = value > 0
     return np.array(value, dtype)
+
+
+def sum_dtype(one: Array, other: Array) -> np.dtype[Any]:
+    """Return the dtype in which sums of products are computed; whole numbers wrap when the result takes its own."""
+    dtype = np.result_type(one, other)
+    return np.dtype({"i": np.int64, "u": np.uint64}.get(dtype.kind, np.float32 if dtype == np.float16 else dtype))
 
 
 def pad_array(array: Array, sides: Sequence[tuple[int, int, int]], value: Any) -> Array:

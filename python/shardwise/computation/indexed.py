@@ -68,6 +68,11 @@ def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     found = lookups(attributes, indices, updates.shape, operand.ndim)
     local = [at - has.starts[0][dim] if dim in inserted else at for dim, at in enumerate(found)]
     there = inside(local, operand)
+    # An update that does not fit as a whole is left out.
+    whole = [dim for dim in range(operand.ndim) if dim not in (*inserted, *attributes["operand_batching_dims"])]
+    for dim, of_updates in zip(whole, attributes["offset_dims"], strict=True):
+        first = found[dim] - np.indices(updates.shape, sparse=True)[of_updates]
+        there &= (first >= 0) & (first + has.wholes[2][of_updates] <= has.wholes[0][dim])
     places = tuple(at[there] for at in local)
     if body == "assign":
         result[places] = updates[there]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .computation import Computation
 from .factor_rule import FactorRule
+from .lookups import lowered_gather, lowered_scatter
 from .lowering import Aval, Eqn, Lowered, Lowering
 from .primitives import ALIKE, BODIES, CALLS, CUMULATIVE, ELEMENTWISE, INLINED, NOTHING, ORDER, RANDOM
 
@@ -146,7 +147,7 @@ def _platform_index(body: Lowering, eqn: Eqn) -> int:
 
 
 def _sort(body: Lowering, eqn: Eqn) -> list[int]:
-    given = {"dimension": eqn.params["dimension"], "n": len(eqn.operands)}
+    given = {"dimension": eqn.params["dimension"], "n": len(eqn.operands), "num_keys": eqn.params.get("num_keys", 1)}
     return body.emit_all("sort", eqn.operands, eqn.outs, given)
 
 
@@ -157,12 +158,20 @@ def _elementwise(body: Lowering, eqn: Eqn) -> int:
     scalars = (0, 2) if eqn.name == "clamp" else ()
     taken = [value if at in scalars else body.broadcast(value, shape) for at, value in enumerate(operands)]
     direction = {"direction": eqn.name[:2].upper()} if eqn.name in ORDER else {}
-    return body.emit(ELEMENTWISE[eqn.name], taken, eqn.out, **direction)
+    # JAX numbers the ways to round: away from zero, to even.
+    is_away = eqn.name == "round" and eqn.params.get("rounding_method") in (0, "AWAY_FROM_ZERO")
+    return body.emit("round_nearest_afz" if is_away else ELEMENTWISE[eqn.name], taken, eqn.out, **direction)
 
 
 def _alike(body: Lowering, eqn: Eqn) -> list[int]:
-    op, attributes = ALIKE[eqn.name]
-    return body.emit_all(op, eqn.operands, eqn.outs, {name: eqn.params[param] for name, param in attributes.items()})
+    (op, attributes), operands = ALIKE[eqn.name], eqn.operands
+    order = eqn.params.get("dimensions") if eqn.name == "reshape" else None
+    if order:
+        # The dims are put in this order first.
+        shape, dtype = body.values[operands[0]]
+        turned = [[shape[dim] for dim in order], dtype]
+        operands = [body.emit("transpose", operands, turned, permutation=order)]
+    return body.emit_all(op, operands, eqn.outs, {name: eqn.params[param] for name, param in attributes.items()})
 
 
 def _reduce(body: Lowering, eqn: Eqn, by: str) -> int:
@@ -212,54 +221,6 @@ def _random(body: Lowering, eqn: Eqn) -> int:
         return drawn
     key = body.emit("reshape", [body.part(eqn.operands[0], 0, 0, 1)], [[], dtype])
     return body.emit("xor", [drawn, body.broadcast(key, eqn.out[0])], eqn.out)
-
-
-def _gather(body: Lowering, eqn: Eqn) -> int:
-    operand, indices = eqn.operands
-    (shape, dtype), out, sizes = body.values[indices], eqn.out, eqn.params["slice_sizes"]
-    said = dict(eqn.params["dimension_numbers"], index_vector_dim=len(shape) - 1, slice_sizes=sizes)
-    if "FILL" not in str(eqn.params.get("mode")):
-        return body.emit("gather", eqn.operands, out, **said)
-    truth = [shape, "bool"]
-    last = [body.shape(operand)[dim] - sizes[dim] for dim in said["start_index_map"]]
-    bound = body.constant([shape[-1:], dtype], last)
-    above = body.emit("compare", [indices, body.full(shape, dtype, 0)], truth, direction="GE")
-    bound = body.broadcast(bound, [1] * (len(shape) - 1) + shape[-1:], [len(shape) - 1])
-    bound = body.broadcast(bound, shape, range(len(shape)))
-    inside = body.emit("and", [above, body.emit("compare", [indices, bound], truth, direction="LE")], truth)
-    start = body.constant([[], "bool"], True)
-    mask = body.reduce("and", inside, start, [len(shape) - 1], [shape[:-1], "bool"])
-    found = body.emit("gather", eqn.operands, out, **said)
-    batches = [dim for dim in range(len(out[0])) if dim not in said["offset_dims"]]
-    fill = body.full(out[0], out[1], eqn.params.get("fill_value", math.nan))
-    return body.emit("select", [body.broadcast(mask, out[0], batches), found, fill], out)
-
-
-def _scatter(body: Lowering, eqn: Eqn, by: str) -> int:
-    said = eqn.params["dimension_numbers"]
-    operand, indices, updates = eqn.operands
-    if eqn.name == "scatter-sub":
-        updates = body.emit("negate", [updates], body.values[updates])
-    shape, dtype = body.values[indices]
-    if "CLIP" in str(eqn.params.get("mode")):
-        windows = iter(said["update_window_dims"])
-        alone = [*said["inserted_window_dims"], *said["operand_batching_dims"]]
-        parts = [1 if d in alone else body.shape(updates)[next(windows)] for d in range(len(body.shape(operand)))]
-        last = [body.shape(operand)[dim] - parts[dim] for dim in said["scatter_dims_to_operand_dims"]]
-        bound = body.broadcast(body.constant([shape[-1:], dtype], last), shape, [len(shape) - 1])
-        indices = body.emit("clamp", [body.constant([[], dtype], 0), indices, bound], [shape, dtype])
-    return body.emit(
-        "scatter",
-        [operand, indices, updates],
-        eqn.out,
-        offset_dims=said["update_window_dims"],
-        collapsed_slice_dims=said["inserted_window_dims"],
-        operand_batching_dims=said["operand_batching_dims"],
-        start_indices_batching_dims=said["scatter_indices_batching_dims"],
-        start_index_map=said["scatter_dims_to_operand_dims"],
-        index_vector_dim=len(shape) - 1,
-        body=by,
-    )
 
 
 def _select_n(body: Lowering, eqn: Eqn) -> int:
@@ -369,9 +330,9 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     **{name: partial(_cumulative, by=by) for name, by in CUMULATIVE.items()},
     **{f"reduce_{name}": partial(_reduce, by=by) for name, by in BODIES.items()},
     **{f"reduce_window_{name}": partial(_reduce_window, by=by) for name, by in BODIES.items()},
-    **{f"scatter-{name}": partial(_scatter, by=by) for name, by in BODIES.items()},
-    "scatter": partial(_scatter, by="assign"),
-    "scatter-sub": partial(_scatter, by="add"),
+    **{f"scatter-{name}": partial(lowered_scatter, by=by) for name, by in BODIES.items()},
+    "scatter": partial(lowered_scatter, by="assign"),
+    "scatter-sub": partial(lowered_scatter, by="add"),
     "argmax": partial(_argument, by="maximum"),
     "argmin": partial(_argument, by="minimum"),
     "cond": _cond,
@@ -380,7 +341,7 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     "convert_element_type": _convert,
     "dot_general": _dot_general,
     "fft": _fft,
-    "gather": _gather,
+    "gather": lowered_gather,
     "integer_pow": _integer_pow,
     "pad": _pad,
     "platform_index": _platform_index,

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._text import shown
 from ..errors import LayoutError
 from .factor_rule import FactorRule, factor_rule
-from .held import IDENTITY
+from .held import IDENTITY, identity
 
 __all__ = ["Aval", "Body", "Eqn", "Lowered", "Lowering"]
 
@@ -70,7 +72,8 @@ class Body:
 
     def start(self, body: str, dtype: str) -> int:
         """Add the scalar that a reduction begins with."""
-        return self.constant([[], dtype], IDENTITY[body])
+        is_integer = dtype.removeprefix("u") in ("int8", "int16", "int32", "int64")
+        return self.constant([[], dtype], identity(body, np.dtype(dtype)).item() if is_integer else IDENTITY[body])
 
     def broadcast(self, value: int, shape: Sequence[int], dims: Sequence[int] | None = None) -> int:
         """Broadcast a value whose dims become the last ones, or `dims`."""

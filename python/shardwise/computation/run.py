@@ -15,7 +15,7 @@ from ..errors import LayoutError
 from .evaluate import OPS
 from .held import IDENTITY, Attributes, DeviceTensors
 
-__all__ = ["branch_of", "checked_inputs", "compute", "compute_local", "value_dtype"]
+__all__ = ["branch_of", "checked_inputs", "compute", "compute_local", "in_dtype", "value_dtype"]
 
 
 def checked_inputs(arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[Array]:
@@ -47,6 +47,17 @@ def value_dtype(number: int, name: str) -> np.dtype[Any]:
     if dtype is None:
         raise LayoutError(f"value {number} is of dtype {shown(name)}, which numpy does not have")
     return dtype.numpy()
+
+
+def in_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in a dtype; of whole numbers the nearest that it has, and 0 for NaN, as in XLA."""
+    if array.dtype.kind not in "fV" or dtype.kind not in "iu":
+        return array.astype(dtype, copy=False)
+    least, most, wide = np.iinfo(dtype).min, np.iinfo(dtype).max, array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        found = wide.astype(dtype)
+    found[wide >= most], found[wide <= least], found[np.isnan(wide)] = most, least, 0
+    return found
 
 
 def compute(

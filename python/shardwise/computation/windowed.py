@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .._types import Array
-from .held import REDUCTIONS, Attributes, DeviceTensors, identity, pad_array
+from .held import REDUCTIONS, Attributes, DeviceTensors, identity, pad_array, sum_dtype
 
 __all__ = ["convolution", "select_and_scatter", "windows"]
 
@@ -43,7 +43,7 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     # A device may have some of the groups of batches only: those of its part of the outputs.
     batches //= math.gcd(batches, has.wholes[1][attributes["rhs_spec"].index("o")] // rhs.shape[0])
     groups = batches if batches > 1 else lhs.shape[1] // rhs.shape[1]
-    result = np.zeros(shape, np.result_type(lhs, rhs))
+    result = np.zeros(shape, sum_dtype(lhs, rhs))
     outputs, features, rows = rhs.shape[0] // groups, rhs.shape[1], lhs.shape[0] // batches
     strides = attributes.get("window_strides") or [1] * len(spatial)
     for group in range(groups):
@@ -53,7 +53,8 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
         for place in np.ndindex(*rhs.shape[2:]):
             sides = [slice(at, at + (n - 1) * by + 1, by) for at, by, n in zip(place, strides, shape[2:], strict=True)]
             of_lhs, of_rhs = (of_batch, of_input, *sides), (of_output, slice(None), *place)
-            result[:, of_output] += np.einsum("bi...,oi->bo...", lhs[of_lhs], rhs[of_rhs])
+            part = np.einsum("bi...,oi->bo...", lhs[of_lhs], rhs[of_rhs], dtype=result.dtype, casting="unsafe")
+            result[:, of_output] += part
     return [result.transpose(np.argsort(order))]
 
 

@@ -14,7 +14,7 @@ from .._types import Array, Shape
 from ..computation.computation import Op
 from ..computation.evaluate import better_with_places
 from ..computation.held import REDUCTIONS, DeviceTensors
-from ..computation.run import branch_of, compute, compute_local, value_dtype
+from ..computation.run import branch_of, compute, compute_local, in_dtype, value_dtype
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -133,7 +133,7 @@ class Devices:
             op, operands = self._flow.constants[value]
             arrays, shape = [self._whole(operand) for operand in operands], self._flow.value(value).shape
             made = compute(op.name, op.attributes, arrays, [shape], op.source)
-            self._put(value, made[0].astype(self._dtype(value)))
+            self._put(value, in_dtype(made[0], self._dtype(value)))
         specs, shards = self._held[value]
         found: Array = np.zeros(self._flow.value(value).shape, shards[0].dtype)
         boxes = [_slices(box) for box in self._boxes(value, specs)]
@@ -182,7 +182,7 @@ class Devices:
         if summed:
             found = _added(op, found, list(zip(*every[len(operands) :], strict=True)), addends.tolist())
         for at, value in enumerate(made):
-            shards = [each[at].astype(self._dtype(value), copy=False) for each in found]
+            shards = [in_dtype(each[at], self._dtype(value)) for each in found]
             self._held[value] = (used[len(operands) + at], shards)
             specs = self._specs(value)
             self._held[value] = (specs, self._shards(value, specs))
