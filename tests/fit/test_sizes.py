@@ -236,7 +236,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     with refused(ParseError, "num_attention_heads must be an integer"):
         heads_of({"num_attention_heads": "many"})
     sw.save_checkpoint(tmp_path / "m", {"w": np.zeros((2, 2), "float32")})
-    for text, message in (("{", "not JSON"), ("[]", "an object of JSON")):
+    for text, message in (("{", "not JSON"), ("[]", "must be a JSON object")):
         (tmp_path / "m" / "config.json").write_text(text)
         with refused(ParseError, message):
             fits(tmp_path / "m")

@@ -239,3 +239,71 @@ def test_the_product_is_that_of_peft() -> None:
             a, b = stacked(own[f"{PREFIX}{at}lora_A.weight"], own[f"{PREFIX}{at}lora_B.weight"])
             whole = deltas[weights[f"{PREFIX}{at}lora_A.weight"]]
             np.testing.assert_allclose(b @ a, whole[2 * rank : 2 * rank + 2], rtol=1e-4, atol=1e-5)
+
+
+def pairs(sizes: dict[str, tuple[int, int]]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The joined factors of modules in the experts, by the rows and columns that each has."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for module, (rows, columns) in sizes.items():
+        found[f"{PREFIX}{module}lora_A.weight"] = (E * R, columns), "float32"
+        found[f"{PREFIX}{module}lora_B.weight"] = (rows, R * E), "float32"
+    return found
+
+
+def whys(config: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], str]]) -> list[str]:
+    """The name of the last module, or the reason, for each A."""
+    found = with_states(Components(None, {}, (), config=config), tensors).states[::2]
+    return [one.why_uncut(0) or one.name.rpartition(".")[2] for one in found]
+
+
+def test_equal_sizes_are_told_by_the_other_pairs_of_a_file() -> None:
+    """Older files of PEFT have A of (experts · rank, out) and B of (in, rank · experts)."""
+    half, outer = CONFIG | {"hidden_size": 2 * INNER}, "base_layer."
+    square, down, turned = (2 * INNER, 2 * INNER), (2 * INNER, INNER), (INNER, 2 * INNER)
+    assert whys(half, pairs({"": square, outer: down})) == ["gate_up_proj", "down_proj"]
+    for tensors in (pairs({"": square}), pairs({"": square, outer: turned})):
+        assert "nothing says whether PEFT has taken in for out" in whys(half, tensors)[0]
+    assert "it is of 8 x 16" in whys(half, pairs({"": square, outer: turned}))[1]
+    whole = CONFIG | {"hidden_size": INNER}
+    assert whys(whole, pairs({"": (INNER, INNER), outer: (2 * INNER, INNER)})) == ["down_proj", "gate_up_proj"]
+    assert "nothing says whether" in whys(whole, pairs({"": (INNER, INNER)}))[0]
+    assert whys(whole | {"model_type": "gpt_oss"}, pairs({"": (INNER, INNER)})) == ["down_proj"]
+
+
+def test_an_expert_with_a_number_is_a_weight_of_its_own() -> None:
+    name = f"{PREFIX}0"
+    tensors = {f"{name}.lora_A.weight": ((E, 10), "float32"), f"{name}.lora_B.weight": ((6, E), "float32")}
+    layouts = sw.LayoutMap(mesh(2))
+    layouts[r"experts\.\d+\.weight$"] = ("tp", None)
+    cut = followers(with_states(Components(None, {}, (), config=CONFIG), tensors), layouts)
+    assert [layout.axes for _, layout in cut.values()] == [(None, None), ("tp", None)]  # type: ignore[union-attr]
+
+
+def test_a_named_weight_of_other_sizes_is_refused() -> None:
+    assert whys(CONFIG, pairs({"gate_up_proj.": (2 * INNER, HIDDEN)})) == ["gate_up_proj"]
+    for sizes, said in (((9, 7), "it is of 9 x 7"), ((HIDDEN, INNER), "which experts do not have as gate_up_proj")):
+        assert said in whys(CONFIG, pairs({"gate_up_proj.": sizes}))[0]
+
+
+@pytest.mark.parametrize(("kind", "is_turned"), [("qwen3_vl_moe_text", True), ("qwen3_moe", False)])
+def test_deployments_cut_stacks_in_the_order_of_their_dims(kind: str, is_turned: bool) -> None:
+    """Qwen3-VL-MoE stores (experts, in, out); a stack of the other order is refused by its sizes."""
+    stacks = {"gate_up_proj": (E, 2 * INNER, HIDDEN), "down_proj": (E, HIDDEN, INNER)}
+    placed = vllm(CONFIG | {"model_type": kind}, tp=2)
+    for last, (_, rows, columns) in stacks.items():
+        name, shape, other = f"model.layers.0.mlp.experts.{last}", (E, rows, columns), (E, columns, rows)
+        stored, not_stored = (other, shape) if is_turned else (shape, other)
+        cut = {"gate_up_proj": 2 if is_turned else 1, "down_proj": 1 if is_turned else 2}[last]
+        pieces = placed.partition(name, stored).pieces(1)
+        half = INNER // 2
+        starts = [half, INNER + half] if last == "gate_up_proj" else [half]
+        expected = [
+            tuple(slice(at, at + half) if dim == cut else slice(0, n) for dim, n in enumerate(stored)) for at in starts
+        ]
+        assert sorted((one.box for one in pieces), key=str) == sorted(expected, key=str)
+        with pytest.raises(sw.LayoutError, match="parts add up to"):
+            placed.partition(name, not_stored)
+    with pytest.raises(sw.LayoutError, match="no rule matches"):
+        vllm(CONFIG | {"model_type": "gpt_oss"}, tp=2).partition(
+            "model.layers.0.mlp.experts.down_proj", (E, INNER, HIDDEN)
+        )

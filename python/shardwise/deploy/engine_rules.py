@@ -13,7 +13,16 @@ from ..mesh import DeviceMesh
 from ..packed import concat, gate_up, part
 from ..rules.book import note_origin
 from ..rules.model_shapes import is_tied
-from ..rules.names import architecture_of, expert_names, keys_of, merged_names, module_words, shipped_table, stated
+from ..rules.names import (
+    architecture_of,
+    expert_names,
+    keys_of,
+    merged_names,
+    module_words,
+    shipped_table,
+    stated,
+    types_with,
+)
 from ..rules.wrapped import language_config
 from .deployment import Deployment
 from .experts import ExpertMap
@@ -44,6 +53,8 @@ class EngineModel:
     head_dim: int
     vocab: int | None
     experts: int
+    #: The features between the projections of an expert; 0 if they are not stated.
+    expert_inner: int
     tied: bool
     #: For multi-head latent attention, rows per head of queries, and of keys and values; `None` without it.
     latent: tuple[int, int] | None
@@ -118,6 +129,7 @@ def model_of(config: Any) -> EngineModel:
         head_dim=dim,
         vocab=number("vocabulary") if any(key in config for key in keys_of("vocabulary")) else None,
         experts=number("experts", default=0),
+        expert_inner=number("expert_inner", default=0) or number("inner", default=0),
         tied=tied,
         latent=(nope + number("rope_head_dim"), nope + v_dim) if is_latent else None,
         latent_queries=stated(config, "q_rank") is not None,
@@ -231,10 +243,13 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
             start = rf"{layer}{group}\.experts\.{{e}}\."
             rules[rf"{start}(?:{gate}|{up})\.weight$"] = rule((features, None), "experts", at)
             rules[rf"{start}{down}\.weight$"] = rule((None, features), "experts", at)
-            if (axis := _stack_axis(placed.experts)) is not False:  # Those of memory, which adapters may be of.
-                start = rf"{layer}{group}\.experts\."
-                halves = gate_up(features) if features else None
-                for last, axes in (("gate_up", (axis, halves, None)), ("down", (axis, None, features))):
+            axis, size = _stack_axis(placed.experts), model.expert_inner
+            if axis is not False and size and model.kind != "gpt_oss":  # It has rows of gate and up in turn.
+                # Of stacks, and of adapters of these; the sizes refuse a stack whose dims are in the other order.
+                start, is_turned = rf"{layer}{group}\.experts\.", model.kind in types_with("experts_in_out")
+                halves, inner = gate_up(features or (), size), concat(part((size,), axes=features or ()))
+                for last, dims in (("gate_up", (halves, None)), ("down", (None, inner))):
+                    axes = (axis, *(reversed(dims) if is_turned else dims))
                     rules[rf"{start}{last}_proj$"] = DeploymentRule(axes, "experts", here, optional=True)
             name = f"{{rest*}}.layers.{{i}}.{group}"
             for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):

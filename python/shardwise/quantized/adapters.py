@@ -14,7 +14,7 @@ from ..rules.adapters import adapter_names
 from ..rules.rewrites import Rewrites
 from ..rules.within import Within, steps_of
 from .component import Along, Component, LogicalTensor
-from .expert_adapters import expert_adapters
+from .expert_adapters import StoredFactors, expert_adapters, is_of_experts
 
 __all__ = ["SHARDED", "adapters_in"]
 
@@ -61,19 +61,18 @@ def adapters_in(
         if one.weight not in steps:
             steps[one.weight] = steps_of(one.weight, rewrites)
         adapted.setdefault(one.before, _Adapted(one.weight, {}, steps[one.weight])).factors[one.factor] = name
-    return [made for one in adapted.values() for made in _made(one, tensors, rewrites, config)]
+    made: list[LogicalTensor] = []
+    of_experts: list[tuple[str, StoredFactors]] = []
+    for each in adapted.values():
+        if is_of_experts(each.weight, each.factors):
+            factors = {factor: (name, tensors[name][1], tensors[name][0]) for factor, name in each.factors.items()}
+            of_experts.append((each.weight, factors))
+        else:
+            made.extend(_made(each, tensors))
+    return [*made, *expert_adapters(of_experts, config, rewrites)]
 
 
-def _made(
-    one: _Adapted,
-    tensors: Mapping[str, tuple[tuple[int, ...], str]],
-    rewrites: Rewrites | None,
-    config: Mapping[str, Any],
-) -> Iterator[LogicalTensor]:
-    if "experts" in one.weight.removesuffix(".weight").split(".")[-2:] and {"A", "B"} & {*one.factors}:
-        factors = {factor: (name, tensors[name][1], tensors[name][0]) for factor, name in one.factors.items()}
-        yield from expert_adapters(one.weight, factors, config, rewrites)
-        return
+def _made(one: _Adapted, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[LogicalTensor]:
     shapes = {factor: tensors[name][0] for factor, name in one.factors.items()}
     shape, alongs, why = _described(one, shapes)
     name = one.steps[-1].name if one.steps else one.weight

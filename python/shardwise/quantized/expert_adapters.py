@@ -2,13 +2,15 @@
 
 PEFT calls them `experts.lora_A.weight` and `experts.base_layer.lora_A.weight`, and does not say which of them is of the
 weight `gate_up_proj`, and which of `down_proj`: the sizes in the model's configuration say it. A is of (experts · rank,
-in), expert by expert, B of (out, rank · experts), with the expert fastest: `peft.tuners.lora.layer.ParamWrapper`. With
-three dims they are (experts, rank, in) and (experts, out, rank), as vLLM has them in memory.
+in), expert by expert, B of (out, rank · experts), with the expert fastest: `peft.tuners.lora.layer.ParamWrapper`. Older
+versions of PEFT took every weight for (experts, in, out), so that A of one of (experts, out, in) has the columns `out`:
+such a pair is refused, and so is one with in = out, unless the other pairs of the file show that it is not such a one.
+With three dims they are (experts, rank, in) and (experts, out, rank), as vLLM has them in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._text import shown
@@ -21,11 +23,15 @@ from ..rules.within import Within, steps_of
 from ..rules.wrapped import language_config, model_types
 from .component import Along, Component, LogicalTensor
 
-__all__ = ["BY_EXPERT", "by_expert", "expert_adapters"]
+__all__ = ["BY_EXPERT", "StoredFactors", "by_expert", "expert_adapters", "is_of_experts"]
 
 #: The form of factors in which the dim of the experts is joined with the rank.
 BY_EXPERT = "adapter of stacked experts"
+_NAMED = ("gate_up_proj", "down_proj")
+_NO: tuple[str, str, tuple[int, ...]] = ("", "", ())
 _WAY_ON = "a rule for its own name places it"
+#: The name, dtype and shape of each factor of a weight.
+StoredFactors = Mapping[str, tuple[str, str, tuple[int, ...]]]
 
 
 class _ExpertSizes(NamedTuple):
@@ -36,20 +42,35 @@ class _ExpertSizes(NamedTuple):
     inner: int
 
 
+def is_of_experts(weight: str, factors: Iterable[str]) -> bool:
+    """Return whether factors are of a weight of all experts: of a module called so, or of a weight right in it.
+
+    >>> [is_of_experts(f"mlp.experts.{last}weight", "AB") for last in ("", "gate_up_proj.", "0.", "0.up_proj.")]
+    [True, True, False, False]
+    """
+    *_, outer, last = ["", *weight.removesuffix(".weight").split(".")]
+    return "experts" in (outer, last) and not last.isdecimal() and not {"A", "B"}.isdisjoint(factors)
+
+
 def expert_adapters(
-    weight: str,
-    factors: Mapping[str, tuple[str, str, tuple[int, ...]]],
-    config: Mapping[str, Any],
-    rewrites: Rewrites | None,
+    adapted: Iterable[tuple[str, StoredFactors]], config: Mapping[str, Any], rewrites: Rewrites | None
 ) -> Iterator[LogicalTensor]:
-    """Yield the factors of an adapter of stacked experts, each as a component of the weight of all experts.
+    """Yield the factors of adapters of stacked experts, each as a component of the weight of all experts.
 
     Args:
-        weight: The name that the weight has without the adapter's: `h.0.mlp.experts.weight`.
-        factors: The name, dtype and shape of each factor.
+        adapted: The name that each weight has without the adapter's, such as `h.0.mlp.experts.weight`, and its factors.
         config: What the model's configuration says.
         rewrites: The rewrites between the names of the adapted weights and those that rules are for.
     """
+    adapted = list(adapted)
+    is_square_known = _tells_in_from_out([factors for _, factors in adapted], config)
+    for weight, factors in adapted:
+        yield from _logical(weight, factors, config, rewrites, is_square_known=is_square_known)
+
+
+def _logical(
+    weight: str, factors: StoredFactors, config: Mapping[str, Any], rewrites: Rewrites | None, *, is_square_known: bool
+) -> Iterator[LogicalTensor]:
     module = weight.removesuffix(".weight")
     base, _, last = module.rpartition(".")
     try:
@@ -59,6 +80,10 @@ def expert_adapters(
         experts, rows, columns, is_joined = _dims(down, up, config)
         if last == "experts":
             base, last = module, _named(rows, columns, config)
+        elif is_joined and last in _NAMED and _named(rows, columns, config) != last:
+            raise LayoutError(f"it is of {rows} x {columns}, which experts do not have as {last}")
+        if is_joined and rows == columns and not is_square_known:
+            raise LayoutError(f"it is of {rows} x {columns}, and nothing says whether PEFT has taken in for out")
         name, steps = _target(base, last, rewrites)
         in_out = not types_with("experts_in_out").isdisjoint(model_types(config))
         shape = (experts, columns, rows) if in_out else (experts, rows, columns)
@@ -128,6 +153,17 @@ def _sizes(config: Mapping[str, Any]) -> _ExpertSizes:
             "other, B has them in turn; the model's config.json says it (--config)"
         )
     return _ExpertSizes(*numbers)
+
+
+def _tells_in_from_out(adapted: Iterable[StoredFactors], config: Mapping[str, Any]) -> bool:
+    """Return whether pairs of equal sizes are not to be taken for their opposite: by the other pairs of the file."""
+    if not types_with("experts_say_in_out").isdisjoint(model_types(config)):
+        return True
+    pairs = {(one["B"][2][0], one["A"][2][1]) for one in adapted if all(len(one.get(x, _NO)[2]) == 2 for x in "AB")}
+    try:
+        return bool([_named(rows, columns, config) for rows, columns in pairs if rows != columns])
+    except LayoutError:
+        return False
 
 
 def _named(rows: int, columns: int, config: Mapping[str, Any]) -> str:

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import path_of
-from ..._atomic import naming_file
 from ..._text import shown
 from ...errors import ParseError
 from .engine import CopyJob
-from .files import opened_again
+from .files import DataFile, opened_again
 from .object_files import ObjectFile
 from .objects import ObjectPath, ObjectStatus
 
@@ -340,14 +339,20 @@ def _check_digest(source: SourceFile, _number: tuple[int, int]) -> None:
 
 
 def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
-    """Return the SHA-256 of a file's headers: up to 1 MiB before byte `begin`, and the last 64 KiB after `end`."""
+    """Return the SHA-256 of a file's headers: up to 1 MiB before byte `begin`, and the last 64 KiB after `end`.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ParseError: if it is not a regular file, or has another size.
+    """
     digest = hashlib.sha256()
     head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
     if head or tail:
-        with naming_file(path), Path(path).open("rb") as stream:
-            digest.update(stream.read(head))
-            stream.seek(size - tail)
-            digest.update(stream.read(tail))
+        with closing(DataFile(Path(path))) as file:
+            if file.size != size:
+                raise ParseError(f"{path}: has {file.size} bytes, but had {size} when the plan was made")
+            digest.update(file.read(0, head))
+            digest.update(file.read(size - tail, tail))
     return digest.hexdigest()
 
 

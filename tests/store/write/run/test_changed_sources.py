@@ -157,6 +157,21 @@ def test_a_source_that_gets_its_old_time_back_between_two_parts_is_named(tmp_pat
         plan.run((2, 2))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
+@pytest.mark.parametrize("replaced", [getattr(os, "mkfifo", None), os.mkdir], ids=["FIFO", "directory"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_source_that_is_no_file_any_more_is_refused_without_waiting(
+    tmp_path: Path, form: str, replaced: Callable[[Path], None]
+) -> None:
+    source = written(tmp_path / "source", form, 0)
+    plan = sw.plan_checkpoint(source, tmp_path / "new", to="hf")
+    file = files_of(source)[-1]
+    file.unlink()
+    replaced(file)
+    with pytest.raises(sw.ParseError, match=rf"{file.name}: is a .*; a regular file is needed"):
+        plan.run()
+
+
 @pytest.mark.parametrize("to", ["safetensors", "sharded"])
 def test_a_source_that_is_replaced_on_its_way_to_a_store_is_named(tmp_path: Path, memory: Store, to: Any) -> None:
     """Between two parts of one object, and between two objects."""
