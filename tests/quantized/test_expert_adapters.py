@@ -253,7 +253,7 @@ def pairs(sizes: dict[str, tuple[int, int]]) -> dict[str, tuple[tuple[int, ...],
 def whys(config: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], str]]) -> list[str]:
     """The name of the last module, or the reason, for each A."""
     found = with_states(Components(None, {}, (), config=config), tensors).states[::2]
-    return [one.why_uncut(0) or one.name.rpartition(".")[2] for one in found]
+    return [one.why_uncut(1) or one.name.rpartition(".")[2] for one in found]
 
 
 def test_equal_sizes_are_told_by_the_other_pairs_of_a_file() -> None:
@@ -268,6 +268,19 @@ def test_equal_sizes_are_told_by_the_other_pairs_of_a_file() -> None:
     assert whys(whole, pairs({"": (INNER, INNER), outer: (2 * INNER, INNER)})) == ["down_proj", "gate_up_proj"]
     assert "nothing says whether" in whys(whole, pairs({"": (INNER, INNER)}))[0]
     assert whys(whole | {"model_type": "gpt_oss"}, pairs({"": (INNER, INNER)})) == ["down_proj"]
+
+
+@pytest.mark.parametrize("ep", [False, True])
+def test_pairs_of_equal_sizes_follow_their_experts_alone(ep: bool) -> None:
+    """Which dim is in, and which out, makes no difference where ranks hold whole experts."""
+    config, tensors = CONFIG | {"hidden_size": 2 * INNER}, pairs({"": (2 * INNER, 2 * INNER)})
+    found = with_states(Components(None, {}, (), config=config), tensors)
+    for _, cut in followers(found, vllm(config, tp=2, expert_parallel=ep)).values():
+        if ep:
+            assert isinstance(cut, sw.Partition)
+            assert sorted(cut.holder_shape(1)) == sorted((E * R // 2, 2 * INNER))
+        else:
+            assert "nothing says whether PEFT has taken in for out" in str(cut)
 
 
 def test_an_expert_with_a_number_is_a_weight_of_its_own() -> None:

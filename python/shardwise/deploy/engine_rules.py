@@ -247,7 +247,8 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
             if axis is not False and size and model.kind != "gpt_oss":  # It has rows of gate and up in turn.
                 # Of stacks, and of adapters of these; the sizes refuse a stack whose dims are in the other order.
                 start, is_turned = rf"{layer}{group}\.experts\.", model.kind in types_with("experts_in_out")
-                halves, inner = gate_up(features or (), size), concat(part((size,), axes=features or ()))
+                halves = gate_up(features, size) if features else None
+                inner = concat(part((size,), axes=features)) if features else None
                 for last, dims in (("gate_up", (halves, None)), ("down", (None, inner))):
                     axes = (axis, *(reversed(dims) if is_turned else dims))
                     rules[rf"{start}{last}_proj$"] = DeploymentRule(axes, "experts", here, optional=True)

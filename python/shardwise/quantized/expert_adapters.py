@@ -82,23 +82,24 @@ def _logical(
             base, last = module, _named(rows, columns, config)
         elif is_joined and last in _NAMED and _named(rows, columns, config) != last:
             raise LayoutError(f"it is of {rows} x {columns}, which experts do not have as {last}")
-        if is_joined and rows == columns and not is_square_known:
-            raise LayoutError(f"it is of {rows} x {columns}, and nothing says whether PEFT has taken in for out")
         name, steps = _target(base, last, rewrites)
         in_out = not types_with("experts_in_out").isdisjoint(model_types(config))
         shape = (experts, columns, rows) if in_out else (experts, rows, columns)
-        why = ""
+        reasons: tuple[tuple[int, str], ...] = ()
+        if is_joined and rows == columns and not is_square_known:  # Its experts can be cut all the same.
+            why = f"it is of {rows} x {columns}, and nothing says whether PEFT has taken in for out; {_WAY_ON}"
+            reasons = (1, why), (2, why)
     except LayoutError as error:
-        name, steps, shape, why, is_joined, in_out = weight, (), (0, 0, 0), f"{error}; {_WAY_ON}", False, False
+        name, steps, shape, is_joined, in_out = weight, (), (0, 0, 0), False, False
+        reasons = tuple((dim, f"{error}; {_WAY_ON}") for dim in range(3))
     out, inner = (2, 1) if in_out else (1, 2)
     for factor, (own, dtype, size) in factors.items():
         along = (Along(None),) * len(size)
-        if not why and is_joined:
+        if is_joined:
             rank = down[0] // shape[0]
             along = (Along(0, words=rank), Along(inner)) if factor == "A" else (Along(out), Along(None))
-        elif not why:
+        elif not reasons:
             along = (Along(0), Along(None), Along(inner)) if factor == "A" else (Along(0), Along(out), Along(None))
-        reasons = tuple((dim, why) for dim in range(3)) if why else ()
         form = BY_EXPERT if is_joined else "adapter"
         yield LogicalTensor(name, shape, form, (Component(own, dtype, size, along),), reasons, within=steps)
 
@@ -110,6 +111,9 @@ def by_expert(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
         LayoutError: if the experts are cut in a way that such a dim cannot follow.
     """
     component, experts = logical.components[0], logical.shape[0]
+    for dim, why in logical.uncut:
+        if layout.axes[dim]:
+            raise LayoutError(why)
     is_down = component.along[0].of == 0
     spec = layout.axes[0]
     uneven = None
