@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["all_digits_alike", "bytes_text", "cut", "digits_alike", "seconds_text", "shown"]
+__all__ = ["all_digits_alike", "bytes_text", "counted", "cut", "digits_alike", "seconds_text", "shown"]
 
 #: Every digit as the same one.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -23,6 +23,15 @@ def bytes_text(count: int) -> str:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, len(_UNITS))
     return f"{count / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def counted(count: int, noun: str, several: str = "") -> str:
+    """Return a number with its noun, in the plural if needed.
+
+    >>> counted(1, "box", "boxes"), counted(2000, "device")
+    ('1 box', '2,000 devices')
+    """
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def seconds_text(seconds: float) -> str:

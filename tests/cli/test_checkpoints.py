@@ -157,6 +157,24 @@ def test_verify_lists_twenty_and_counts_the_rest(run: Run) -> None:
     assert lines[20:] == ["and 3 more (--json lists all)", "many: damaged: 23 of 23 tensors"]
 
 
+def test_verify_says_once_that_a_file_is_missing(run: Run) -> None:
+    sw.save_checkpoint("many", {f"t{i}": np.zeros(8, "u1") for i in range(5)}, to="hf", sync=False)
+    (file,) = Path("many").glob("*.safetensors")
+    file.unlink()
+    line, total = run("verify", "many", status=3).splitlines()
+    assert line.endswith("; it holds 5 tensors: 't0', 't1', 't2' and 2 more")
+    assert total == "many: damaged: 5 of 5 tensors"
+    found = json.loads(run("verify", "many", "--json", status=3))["damaged"]
+    assert [(one["tensor"], one["file"]) for one in found] == [(f"t{i}", str(file)) for i in range(5)]
+    assert found[0]["problem"] == line.partition(" 5 tensors")[0] + " 't0'"
+
+
+def test_one_tensor_is_not_told_in_the_plural(run: Run) -> None:
+    sw.save_checkpoint("one.safetensors", {"w": np.zeros(8, "u1")}, sync=False)
+    assert "one.safetensors: safetensors, 1 tensor (1 uint8), 8 B\n" in run("inspect", "one.safetensors")
+    assert run("verify", "one.safetensors").startswith("one.safetensors: safetensors, 1 tensor, 8 B: ")
+
+
 def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
     lines = run(*plan("new")).splitlines()
     assert lines[0].startswith("new would be 2 files, 512.6 KiB, in 1 task; up to 16.0 MiB of memory in 1 thread; ")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
 from ..rules.layout_map import LayoutMap
@@ -30,6 +30,7 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
+from ..store.compare.damage import damage_lines
 from ..store.compare.diff import Differences
 from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
@@ -119,8 +120,8 @@ def _check_names(rules: Path | None, to: str | None) -> None:
     others = [each for each in known if each.endswith(f"/{family}") and each.startswith(("vllm/", "sglang/"))]
     instead = f"--rules {' or '.join(others)}" if others else "rules of these engines, which `shardwise rules` lists"
     raise ValueError(
-        f"--to vllm writes for the loaders of vLLM and SGLang, but --rules {name} has other names than these: give "
-        f"{instead}, or write files with any names by --to ranks"
+        f"--to vllm writes files for the loaders of vLLM and SGLang, but --rules {name} has other names for the "
+        f"tensors: give {instead}, or use --to ranks, which takes any names"
     )
 
 
@@ -174,20 +175,26 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
         say("error" if status else "warning", map(str, unasked))
         return _DAMAGED if damaged else status
     if damaged:
-        for one in done.damaged[:_MOST_SHOWN]:
-            screen.write(printable(str(one)))
-        if len(done.damaged) > _MOST_SHOWN:
-            screen.write(f"and {len(done.damaged) - _MOST_SHOWN:,} more (--json lists all)")
+        lines = damage_lines(done.damaged)
+        for line in lines[:_MOST_SHOWN]:
+            screen.write(printable(line))
+        if len(lines) > _MOST_SHOWN:
+            screen.write(f"and {len(lines) - _MOST_SHOWN:,} more (--json lists all)")
         count = len({one.tensor for one in done.damaged if one.tensor is not None})
         screen.write(
             (str(done.path), "bold"),
-            f": damaged: {count} of {done.tensors} tensors" if done.tensors else ": damaged, and cannot be opened",
+            f": damaged: {count:,} of {counted(done.tensors, 'tensor')}"
+            if done.tensors
+            else ": damaged, and cannot be opened",
         )
         return _DAMAGED
     right = ((done.digests, "digests"), (done.crcs, "CRC-32"))
     what = " and ".join(f"{count} {what}" for count, what in right if count)
     what = f"all {what} are right" if what else "it has no digests; all of it can be read"
-    screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
+    screen.write(
+        (str(done.path), "bold"),
+        f": {done.format}, {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}: {what}",
+    )
     if text := totals_text(done.totals or [Total("weights", 0, 0)]):
         screen.write(text)
     if done.unreadable:
@@ -255,7 +262,8 @@ def _same(found: Differences, which: str) -> str:
         return f"the same {'weights' if which == 'weights' else 'training state'}"
     weights, *kinds = found.totals[0]
     states = sum(each.tensors for each in kinds)
-    return f"the same tensors{f': {weights.tensors} weights and {states} of the training state' if states else ''}"
+    count = f": {counted(weights.tensors, 'weight')} and {states} of the training state" if states else ""
+    return f"the same tensors{count}"
 
 
 def _plain(value: Any) -> Any:
@@ -284,7 +292,7 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
         screen.write(
             (str(checkpoint.path), "bold"),
-            f": {checkpoint.format}, {len(checkpoint)} tensors{f' ({kinds})' if kinds else ''}, "
+            f": {checkpoint.format}, {counted(len(checkpoint), 'tensor')}{f' ({kinds})' if kinds else ''}, "
             f"{bytes_text(checkpoint.nbytes)}",
         )
         if str(training):
@@ -294,7 +302,7 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         for name, tensor in checkpoint.items():
             notes = [f"tied to {tensor.alias_of}"] if tensor.alias_of is not None else []
             again = len(tensor.replicas)
-            notes += [f"{again} piece{'' if again == 1 else 's'} stored again"] if again else []
+            notes += [f"{counted(again, 'piece')} stored again"] if again else []
             shape = " x ".join(map(str, tensor.shape)) or "scalar"
             cells = (name, tensor.dtype, shape, bytes_text(tensor.nbytes), str(len(tensor.pieces)), ", ".join(notes))
             rows.append([(cell, "") for cell in cells])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..show.table import table_lines
 from ..store import WriteOutline, plan_checkpoint
 from ..store.write.forms.doubts import DoubtsError
@@ -68,8 +68,8 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
     if options.save is not None and not options.json:
         screen.write(
             (str(options.save), "bold"),
-            f": {len(plan.tasks)} tasks of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} in all; "
-            "shardwise run does a part of them, shardwise commit finishes",
+            f": {counted(len(plan.tasks), 'task')} of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} "
+            "in all; shardwise run does a part of them, shardwise commit finishes",
         )
     return status
 

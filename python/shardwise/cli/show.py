@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..layout import TensorLayout
 from ..partition import Partition
 from ..show.text import lines_of
@@ -87,7 +87,7 @@ def summary_of(partition: Partition, bits: int | None) -> str:
     uneven = partition.is_packed or any(
         size % count for size, count in zip(partition.shape, partition.num_shards, strict=True)
     )
-    shards = "1 shard" if partition.total_shards == 1 else f"{partition.total_shards:,} shards"
+    shards = counted(partition.total_shards, "shard")
     holders = "one device" if partition.replicas == 1 else f"{partition.replicas:,} devices"
     text = f"{shards} of {'at most ' * uneven}{format_shape(shard)}, each on {holders}"
     if bits is None:

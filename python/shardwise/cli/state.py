@@ -89,7 +89,9 @@ def _by_rules(
     screen: Screen, options: argparse.Namespace, model: _ModelOutline, asked: dict[str, Any], memory: int | None
 ) -> int:
     if (options.tp, options.pp, options.dp, options.ep, options.etp) != (1,) * 5 or options.layers is not None:
-        raise ParseError("--tp, --pp, --dp, --ep, --etp and --layers are for names; with --rules give --mesh")
+        raise ParseError(
+            "--tp, --pp, --dp, --ep, --etp and --layers are for models without --rules; with --rules give --mesh"
+        )
     from ..deploy.read import no_mesh
     from ..rules.layout_map import LayoutMap
     from ..rules.rewrites import Rewrites

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import NamedTuple
 
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..fit.nearest import Way
 from ..show.lines import StyledText
 from ..show.names import brief, group_names
@@ -80,8 +80,9 @@ def print_findings(screen: Screen, options: argparse.Namespace, findings: Findin
     if state.unmatched:
         names = [name for name, _, _ in group_names((name, None) for name in state.unmatched)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        said = f"{len(state.unmatched):,} tensors match no rule and are whole everywhere"
-        screen.write(("warning: ", "bold yellow"), f"{said}: {', '.join(names[:_NAMED])}{more}")
+        count = len(state.unmatched)
+        said = f"{counted(count, 'tensor')} {'matches no rule and is' if count == 1 else 'match no rule and are'}"
+        screen.write(("warning: ", "bold yellow"), f"{said} whole everywhere: {', '.join(names[:_NAMED])}{more}")
     for number, reason in enumerate(rests_on):
         screen.write("rests on " if number == 0 else "  ", reason)
     if options.html is not None:

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from ..show.table import table_lines
 from ..store import CheckpointPlan, WriteReport
 from .notation import parse_memory
@@ -68,7 +68,7 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
     resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
     screen.write(
         (str(done.path), "bold"),
-        f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
+        f": {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
         f"{bytes_text(done.bytes_written)} written{resumed}",
     )
     if done.companions:
@@ -105,6 +105,6 @@ def write_parts(screen: Screen, parts: list[dict[str, int]]) -> None:
         screen.write(*line)
     reads, writes = ([row[what] for row in parts] for what in ("reads", "writes"))
     screen.write(
-        f"{len(parts)} parts: each reads {bytes_text(min(reads))} to {bytes_text(max(reads))} and writes "
+        f"{counted(len(parts), 'part')}: each reads {bytes_text(min(reads))} to {bytes_text(max(reads))} and writes "
         f"{bytes_text(min(writes))} to {bytes_text(max(writes))}"
     )

@@ -104,7 +104,7 @@ class Weight:
         """Return the weight of this name without components whose names a template matches."""
         left = [held for held in self.components if matched(_name(name, held.tail)) is not None]
         if needed := [held.tail for held in left if held.tail not in _ACTIVATIONS]:
-            raise LayoutError(f"{shown(name)}: drop leaves its {needed[0]} out, without which its values mean nothing")
+            raise LayoutError(f"{shown(name)}: drop leaves out its {needed[0]}, and without it the values mean nothing")
         return replace(self, components=tuple(held for held in self.components if held not in left)) if left else self
 
     def taken(self, dim: int, runs: Runs, size: int) -> Weight:
@@ -133,7 +133,8 @@ class Weight:
             begin, length = int(begins[first]), int(lengths[first])
             raise LayoutError(
                 f"{shown(self.origin)} is in blocks of {block} in dim {dim} ({held.tail}); its {length} elements from "
-                f"{begin} on, which go to {int(places[first])}, are not whole blocks there: parts would share a block"
+                f"{begin} on go to position {int(places[first])}, where they are not whole blocks: parts would share "
+                "a block"
             )
         return np.stack([begins // block, places // block, -(-lengths // block)], 1) * each.words
 
@@ -173,7 +174,7 @@ class Weight:
             if held.position(0) is None:
                 return replace(held, along=along, tensor=held.tensor.apart())
             if held.position(0) != 0 or held.along[0].block != 1:
-                raise LayoutError(f"{self.component_text(held)} has blocks in dim 0, which cannot be taken apart")
+                raise LayoutError(f"{self.component_text(held)} has blocks in dim 0, which cannot be split")
             return MadeComponent(held.tail, held.tensor.unstacked(place), along[1:])
 
         uncut = tuple((dim - 1, why) for dim, why in self.uncut if dim)
@@ -289,14 +290,14 @@ def _arranged(
             or (block and not is_kept)
             or (one.block == ALL and len(large) > len(block))
         ):
-            raise LayoutError(f"{weight.component_text(held)} has blocks that would be taken apart in dim {number}")
+            raise LayoutError(f"{weight.component_text(held)} has blocks that would be split in dim {number}")
         groups.append([present.index(atom) for atom in inside])
         new.append(one._replace(of=number))
     flat = [atom for group in groups for atom in group]
     if extra and flat != sorted(flat) and not weight.is_number(held):
         raise LayoutError(
-            f"{weight.component_text(held)} has the shape {held.tensor.shape}, with its dims in this order only; these "
-            "rules are for the form that is not quantized, which is stored transposed"
+            f"{weight.component_text(held)} has the shape {held.tensor.shape}, and its dims cannot be put in another "
+            "order; these rules are for the form without quantization, which is stored transposed"
         )
     made = arrange.arranged(held.tensor, [[size] for size in held.tensor.shape], [[at] for at in [*order, *extra]])
     own_split = [inner[dim] for dim in range(len(split)) if dim in along]

@@ -51,7 +51,7 @@ class ExpertMap:
             raise LayoutError(f"slots has expert {min(held)}; experts are counted from 0")
         if held and len(held) != max(held) + 1:
             missing = next(expert for expert in range(len(held) + 1) if expert not in held)
-            raise LayoutError(f"slots has no expert {missing}, but expert {max(held)}")
+            raise LayoutError(f"slots has expert {max(held)}, but no expert {missing}")
         object.__setattr__(self, "slots", rows)
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any
 from .._arguments import optional, sizes_of
 from .._atomic import replace_file
 from .._dtypes import find_dtype
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -93,7 +93,7 @@ class Manifest(Mapping[str, Tiling]):
         return hash(tuple(self.tensors.items()))
 
     def __repr__(self) -> str:
-        return f"<Manifest of {len(self)} tensors>"
+        return f"<Manifest of {counted(len(self), 'tensor')}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest, (dict(self.tensors),)
@@ -171,7 +171,7 @@ class Manifest(Mapping[str, Tiling]):
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise ParseError(f"{source} is not a manifest of a deployment")
         if value.get("version") != _VERSION:
-            raise ParseError(f"{source} is of version {shown(value.get('version'))}; this reads version {_VERSION}")
+            raise ParseError(f"{source} is of version {shown(value.get('version'))}; only version {_VERSION} is known")
         place = ""
         try:
             meshes = []

@@ -196,14 +196,14 @@ def whole_shards(tensor: str, tiling: Tiling) -> tuple[Partition, list[list[Any]
     """
     if not isinstance(tiling, Partition):
         raise LayoutError(
-            f"no layout says how {shown(tensor)} is cut, so its boxes have no numbers; locate says device by device "
-            "which elements it holds"
+            f"no layout says how {shown(tensor)} is cut, so its boxes have no numbers; locate says which elements "
+            "each device holds"
         )
     holders = [tiling.devices_holding(number) for number in range(tiling.total_shards)]
     boxes = [piece.box for each in holders for piece in tiling.pieces(each[0])]
     if sum(math.prod(side.stop - side.start for side in box) for box in boxes) != math.prod(tiling.shape):
         raise LayoutError(
-            f"shards of {shown(tensor)} have elements in common, so none is the shard of an element; locate says "
-            "device by device which of them it holds"
+            f"shards of {shown(tensor)} share elements, so an element may be in several shards; locate says which "
+            "elements each device holds"
         )
     return tiling, holders

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._text import shown
+from .._text import counted, shown
 from .._types import Numbers
 from ..errors import LayoutError
 from ..piece import Slices
@@ -105,8 +105,8 @@ class Recording:
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        pieces = sum(len(one.pieces) for one in self.parameters.values())
-        return f"<Recording of {shown(self.holder)}: {len(self.parameters)} parameters of {pieces} pieces>"
+        pieces = counted(sum(len(one.pieces) for one in self.parameters.values()), "piece")
+        return f"<Recording of {shown(self.holder)}: {counted(len(self.parameters), 'parameter')} of {pieces}>"
 
     def pieces_of(self, tensor: str) -> list[tuple[str, RecordedPiece]]:
         """Return the pieces of a tensor, each with the name of its parameter.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .._arguments import instance, is_true
 from .._gaps import joined_over_gaps, spare_limit
-from .._text import shown
+from .._text import counted, shown
 from .._types import Numbers, Table
 from ..errors import LayoutError
 from ..reshard import Descriptors
@@ -202,7 +202,7 @@ class AddressRows:
 
     def __repr__(self) -> str:
         verb = "writes to" if self.writes else "reads from"
-        return f"<AddressRows: {shown(self.own.holder)} {verb} {shown(self.other.holder)}, {len(self)} rows>"
+        return f"<AddressRows: {shown(self.own.holder)} {verb} {shown(self.other.holder)}, {counted(len(self), 'row')}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -263,7 +263,7 @@ class StagedRows:
         for number, (local, _, size, count, stride, *_) in zip(which.tolist(), rows.tolist(), strict=True):
             at = local - views[number][0] if number >= 0 else -1
             if at < 0 or at + (count - 1) * stride + size > len(views[number][1]):
-                raise LayoutError(f"blocks has no array of which {size} bytes at address {local} are a part")
+                raise LayoutError(f"no array in blocks holds the {size} bytes at address {local}")
             places = self.places[run : run + count]
             target = strided(views[number][1], at, count, size, stride)
             steps = np.diff(places)
@@ -275,7 +275,8 @@ class StagedRows:
             run += count
 
     def __repr__(self) -> str:
-        return f"<StagedRows: {len(self.lengths)} reads, {self.nbytes:,} bytes, of which {self.of.nbytes:,} are needed>"
+        reads = counted(len(self.lengths), "read")
+        return f"<StagedRows: {reads}, {self.nbytes:,} bytes, of which {self.of.nbytes:,} are needed>"
 
 
 def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, *, writes: bool = False) -> AddressRows:
@@ -349,5 +350,5 @@ def _nixl_device(device: str) -> tuple[int, int]:
     """The kind of memory, a position in `_MEMORY`, and the number of a device."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise LayoutError(f"an array is on device {shown(device)}, for which NIXL has no type of memory: cpu or cuda:N")
+        raise LayoutError(f"an array is on device {shown(device)}, but NIXL takes arrays on cpu or cuda:N only")
     return ("cpu", "cuda").index(kind), int(number or 0) if kind == "cuda" else 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._arguments import instance, integer
 from .._dtypes import bits_of
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ParseError
 from ..reshard import Descriptors
 from ..reshard.model.memory import Block, check_apart
@@ -67,7 +67,7 @@ class MemoryManifest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.holder, (str, int)) or isinstance(self.holder, bool):
-            raise LayoutError(f"the label {shown(self.holder)} cannot be told to others: it must be a str or an int")
+            raise LayoutError(f"the label {shown(self.holder)} cannot be sent to others: it must be a str or an int")
         instance("version", self.version, str)
         sides = [
             [Block(f"{what}[{name!r}]", at, at + size, device) for name, (at, size, device) in ranges.items()]
@@ -199,7 +199,8 @@ class MemoryManifest:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"<MemoryManifest of {shown(self.holder)}, version {shown(self.version)}: {len(self.blocks)} blocks>"
+        blocks = counted(len(self.blocks), "block")
+        return f"<MemoryManifest of {shown(self.holder)}, version {shown(self.version)}: {blocks}>"
 
 
 def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str | None = None) -> None:
@@ -229,8 +230,8 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
         raise difference_error("versions", whose, said)
     if announced is not None and announced != other.digest:
         raise LayoutError(
-            f"{whose[1]} now has the manifest {announced}, where {whose[0]} knows {other.digest}: another version, "
-            "plan or memory. Nothing has been sent; exchange manifests again"
+            f"{whose[1]} now has the manifest {announced}, but {whose[0]} knows {other.digest}: another version, plan "
+            "or memory. Nothing has been sent; exchange manifests again"
         )
 
 

@@ -13,7 +13,7 @@ from .._core import Propagated, propagated, settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -171,7 +171,7 @@ class LocalEinsum(Drawn):
         return self.explain()
 
     def __repr__(self) -> str:
-        moves = f"{len(self.moves)} move{'s' * (len(self.moves) != 1)}, {self.bytes_received:,} bytes to each device"
+        moves = f"{counted(len(self.moves), 'move')}, {self.bytes_received:,} bytes to each device"
         return (
             f"<LocalEinsum {str(self.einsum)!r} on {mesh_text(self._mesh)}: {moves if self.moves else 'nothing moves'}>"
         )
@@ -255,7 +255,9 @@ def einsum(
     found = settle(where.core, rule, [*extents, shape], specs, itemsizes, kept, policy)
     if found is None:
         summed = " or ".join(parsed.summed) or "anything"
-        raise LayoutError(f"out is unreduced over {', '.join(kept)}, but that does not cut {summed}, which is summed")
+        raise LayoutError(
+            f"out is unreduced over {', '.join(kept)}, but these axes do not cut {summed}, the dim that is summed"
+        )
     cuts, settled, local, over = found
     held = [TensorLayout(specs, where) for specs in settled]
     inner = [TensorLayout(specs, where) for specs in local]
@@ -295,7 +297,7 @@ def _explicit(
     count, on = len(names), "policy='shardy' or policy='least' to have it decided"
     for name, given in zip(names, specs, strict=True):
         if given is None:
-            raise LayoutError(f"{name} has no layout, and policy='explicit' gives none; give {on}")
+            raise LayoutError(f"{name} has no layout, and policy='explicit' chooses none; give {on}")
     values, rule = list(range(count)), parsed.rule.of(shapes[:-1], shapes[-1:])._core
     op: tuple[Any, ...] = ("dot_general", values, [count], rule, [], 1, None, None)
     computation = CoreComputation(shapes, ["float32"] * len(shapes), count, [op], [count])

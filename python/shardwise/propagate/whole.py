@@ -14,7 +14,7 @@ from .._core import Propagated, propagated
 from .._drawn import Drawn
 from .._dtypes import itemsize_of
 from .._fork import cached_property, importing
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from ..computation.computation import Computation
 from ..computation.run import checked_inputs
 from ..errors import LayoutError
@@ -146,7 +146,7 @@ class Propagation(Drawn):
         if integer("most", most) < 0:
             raise LayoutError(f"most is {most}; it is at least 0")
         count, values = len(self.computation.ops), len(self.computation.shapes)
-        ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(self.mesh)}"
+        ops = f"{counted(count, 'op')}, {counted(values, 'value')} on {mesh_text(self.mesh)}"
         received = [f"{bytes_text(size)} {when}" for when, size in self.bytes_when.items()]
         lines = [f"{ops}: each device receives {', and '.join([bytes_text(self.bytes_received), *received])}."]
         lines += [f"{number}. {move.line}" for number, move in enumerate(self.moves[:most], 1)]
@@ -270,7 +270,7 @@ def propagate(
     free = begun[0].index(None) if None in begun[0] else None
     if policy == "explicit" and free is not None:
         raise LayoutError(
-            f"layouts[{free}] is None, and policy='explicit' gives none; give its axes, or policy='shardy'"
+            f"layouts[{free}] is None, and policy='explicit' chooses none; give its axes, or policy='shardy'"
         )
     found = propagated(where.core, computation._core, *begun, _itemsize, policy)
     if not isinstance(found, Propagated):

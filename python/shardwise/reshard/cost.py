@@ -14,7 +14,7 @@ from .._core import Layout as CoreLayout
 from .._core import Partition as CorePartition
 from .._core import priced_collectives
 from .._dtypes import itemsize_of
-from .._text import bytes_text, seconds_text, shown
+from .._text import bytes_text, counted, seconds_text, shown
 from ..errors import LayoutError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -171,7 +171,7 @@ class CollectiveCost:
 
     def __str__(self) -> str:
         count = len(self.steps)
-        steps = f"{count} step{'' if count == 1 else 's'}"
+        steps = f"{counted(count, 'step')}"
         return f"each device receives {bytes_text(self.bytes)} in {steps}, about {seconds_text(self.seconds)}"
 
 

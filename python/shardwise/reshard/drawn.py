@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import find_dtype, itemsize_of
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..show.lanes import holder_bars
 from ..show.picture import Panel, PanelSide, Picture, Span, Tile, View, held_text
 from ..show.views import tilings_picture
@@ -44,7 +44,7 @@ def plan_picture(plan: HasTransfers, dtype: npt.DTypeLike = np.float32) -> Pictu
     """
     picture = tilings_picture([plan.src, plan.dst], ["before", "after"])
     count, itemsize = len(plan), itemsize_of(dtype)
-    transfers = "1 transfer" if count == 1 else f"{count:,} transfers"
+    transfers = counted(count, "transfer")
     if count > _MOST_TRANSFERS:
         view = View((f"{transfers}, too many to draw who sends to whom",), ())
         return replace(picture, views=(*picture.views, view), about=f"{picture.about} {transfers}.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._text import bytes_text, seconds_text, shown
+from .._text import bytes_text, counted, seconds_text, shown
 from ..partition import Partition
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cost import LinkModel
     from .kinds import CollectiveStep
 
-__all__ = ["counted", "explain", "explain_model"]
+__all__ = ["explain", "explain_model"]
 
 
 class Explainable(Protocol):
@@ -111,20 +111,11 @@ def explain_model(
     return "\n".join(lines)
 
 
-def counted(count: int, noun: str, several: str = "") -> str:
-    """Return a number with its noun, in the plural if needed.
-
-    >>> counted(1, "box", "boxes"), counted(2000, "device")
-    ('1 box', '2,000 devices')
-    """
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
-
-
 def _tiling_text(tiling: Tiling) -> str:
     count = tiling.holder_count
     if not isinstance(tiling, Partition):
-        return f"{tiling.kind_text()} held by {count} holder{'' if count == 1 else 's'}"
+        return f"{tiling.kind_text()} held by {counted(count, 'holder')}"
     layout = tiling.layout
     unreduced = f" unreduced over {', '.join(layout.unreduced)}" if layout.unreduced else ""
     rule = "" if tiling.uneven == "even" else f" cut by the rule {tiling.uneven!r}"
-    return f"{layout.axes}{unreduced}{rule} on {count} device{'' if count == 1 else 's'}"
+    return f"{layout.axes}{unreduced}{rule} on {counted(count, 'device')}"

@@ -241,7 +241,7 @@ def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int
     source, target = found = called if max(called) >= 0 else found
     if source >= 0 and target >= 0 and not (plan.src.has_labels and plan.dst.has_labels):
         if side is None:
-            raise LayoutError(f"holder {shown(holder)} is in src and another one is in dst; say which one by side")
+            raise LayoutError(f"src and dst each have a holder {shown(holder)}; say which one with side")
         return (source, -1) if side == "src" else (-1, target)
     if max(found) < 0 or (side == "src" and source < 0) or (side == "dst" and target < 0):
         raise LayoutError(f"holder {shown(holder)} is not in {side or 'src or dst'} of the plan")

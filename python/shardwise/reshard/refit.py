@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._drawn import Drawn
 from .._dtypes import itemsize_of
 from .._fork import importing
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..packed.parts import segments_of
@@ -21,7 +21,6 @@ from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
 from .balance import balanced
-from .explain import counted
 from .orders import check_packed, named_dims
 from .plan import ReshardPlan
 from .run import checked_arrays
@@ -174,7 +173,9 @@ class RefitPlan(Drawn):
                 label = plan.dst.holder_label(holder)
                 received[label] = received.get(label, 0) + elements
         return loads_picture(
-            f"a plan for {len(self._plans):,} tensors, elements by holder", {"received": received}, "{:,}".format
+            f"a plan for {counted(len(self._plans), 'tensor')}, elements by holder",
+            {"received": received},
+            "{:,}".format,
         )
 
     def __eq__(self, other: object) -> bool:

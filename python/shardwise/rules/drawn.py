@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..mesh import DeviceMesh
 from ..show.lanes import bars, holder_bars
 from ..show.names import brief
@@ -62,7 +62,7 @@ def layout_map_table(layout_map: Any) -> tuple[str, tuple[str, ...], list[tuple[
     axes = (
         "no mesh" if mesh is None else ", ".join(f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.shape, strict=True))
     )
-    count = "1 rule" if len(rows) == 1 else f"{len(rows):,} rules"
+    count = counted(len(rows), "rule")
     default = layout_map.default
     notes = [] if default is None else [f"what no rule matches: {default.layout.axes}"]
     caption = f"LayoutMap of {count} on {axes}; a rule matches by {layout_map.match}"
@@ -73,7 +73,7 @@ def report_picture(report: Reported) -> Picture:
     """Return the picture of a report; without bars where a dtype is not known, or the devices are too many."""
     mesh = report.device_mesh
     count = len(report.warnings)
-    warnings = "1 warning" if count == 1 else f"{count:,} warnings"
+    warnings = counted(count, "warning")
     panels = list(kinds_panel(report))
     each = None if mesh is None or mesh.size > MOST_DEVICES else report.device_bytes
     if mesh is not None and each is not None:

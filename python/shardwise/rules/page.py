@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..show.canvas import escaped
 from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
@@ -179,7 +179,7 @@ def _problems(report: Any) -> Iterator[str]:
     empty = [title for title, texts, _ in lists if not texts] + ["Does not divide"] * (not report.indivisible)
     if empty:
         items = "".join(f"<li>{title}</li>" for title in empty)
-        checks = "1 check" if len(empty) == 1 else f"{len(empty)} checks"
+        checks = counted(len(empty), "check")
         yield f"<details><summary>{checks} found nothing</summary><ul>{items}</ul></details>"
     yield "</section>"
 

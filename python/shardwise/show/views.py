@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from .._text import counted
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -28,7 +29,7 @@ _MOST_COMPARED = 4096
 
 def mesh_picture(mesh: DeviceMesh) -> Picture:
     """Return the picture of a mesh: its devices in rows and columns, without colours; in blocks if there are many."""
-    many = "1 device" if mesh.size == 1 else f"{mesh.size:,} devices"
+    many = counted(mesh.size, "device")
     return _mesh_picture(mesh, (f"mesh {_mesh_text(mesh)}", f"{many}: {_devices_text(mesh)}"), None)
 
 
@@ -233,7 +234,7 @@ def _captions(tiling: Tiling) -> tuple[str, ...]:
 
 def _shards_text(partition: Partition) -> str:
     total, replicas = partition.total_shards, partition.replicas
-    shards = "1 shard" if total == 1 else f"{total:,} shards"
+    shards = counted(total, "shard")
     return f"{shards}, each on {'one device' if replicas == 1 else f'{replicas:,} devices'}"
 
 

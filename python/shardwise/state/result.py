@@ -11,7 +11,7 @@ import numpy as np
 from .._drawn import Drawn
 from .._fork import importing
 from .._frozen import frozen, handed_out
-from .._text import bytes_text
+from .._text import bytes_text, counted
 from ..mesh import DeviceMesh
 from ..mesh_views import extremes_along
 from .recipe import Recipe, StateShare
@@ -330,7 +330,8 @@ class TrainingState(Drawn):
 
     def __repr__(self) -> str:
         device, most = self.fullest
-        return f"<TrainingState of {len(self._names)} tensors on {self._world.size} devices: {most} bytes on {device}>"
+        size = f"{counted(len(self._names), 'tensor')} on {counted(self._world.size, 'device')}"
+        return f"<TrainingState of {size}: {most} bytes on {device}>"
 
 
 def _at(value: Any, place: int) -> int:

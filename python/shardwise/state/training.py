@@ -148,7 +148,7 @@ class _StateMaker:
         if sharding not in ("none", "ddp", "megatron-ddp") and not self._over and self._world.size > 1:
             rows = ", or as over the last axis by which they cut rows" if sharding in ("fsdp2", "hsdp") else ""
             raise LayoutError(
-                f"sharding is {shown(sharding)}, and the rules use every axis, so none is known to be of data "
+                f"sharding is {shown(sharding)}, and the rules use every axis, so no axis is left for data "
                 f"parallelism: give a mesh with one more axis, or the sharding none or ddp{rows}"
             )
         self._homes: dict[DeviceMesh, Home] = {}
@@ -241,8 +241,8 @@ class _StateMaker:
     ) -> tuple[Home, HomeCut, tuple[Any, ...]]:
         if layout is None and not self._placing.is_whole_elsewhere:
             raise LayoutError(
-                f"no rule matches the tensor {shown(tensor.name)}, and there is no default, so its place is unknown: "
-                "give it a rule, or the deployment default='replicated', by which all devices hold it"
+                f"no rule matches the tensor {shown(tensor.name)}, and there is no default, so it is not known where "
+                "it is: give it a rule, or the deployment default='replicated', so that all devices hold it"
             )
         try:
             if isinstance(layout, SharedTiling):
@@ -348,7 +348,7 @@ class _StateMaker:
             return spec
         raise LayoutError(
             f"the rules cut dim {dim} over {', '.join(sorted(both))}, over which {self._recipe.sharding} would shard; "
-            "give other axes as over, or the sharding none, by which the rules alone cut"
+            "give other axes as over, or sharding='none', with which only the rules cut"
         )
 
     def _cut(self, mesh: DeviceMesh, axes: tuple[Any, ...], shape: tuple[int, ...], uneven: UnevenRule) -> HomeCut:
@@ -372,8 +372,8 @@ class _StateMaker:
         cut = {name.partition(":(")[0] for name in tiling.layout.named_axes()}
         if cut.intersection(home.axes):
             raise LayoutError(
-                "its blocks are shared over the axes over which the state is sharded: give other axes as over, or the "
-                "sharding none, by which the rules alone cut"
+                "its blocks are shared over the axes over which the state is sharded: give other axes as over, or "
+                "sharding='none', with which only the rules cut"
             )
         return home, HomeCut(tuple(tiling.holder_shapes()), None)
 

@@ -228,7 +228,7 @@ def test_all_that_is_damaged_is_named_with_its_file(to: Any, tmp_path: Path) -> 
         with pytest.raises(sw.ParseError) as caught:
             sw.verify_checkpoint(folder)
         assert isinstance(caught.value, sw.store.DamageError)
-        assert str(caught.value).startswith(str(caught.value.report.damaged[0]))
+        assert str(caught.value).startswith(str(caught.value.report.damaged[0]).partition("; it holds ")[0])
         return {(one.tensor, Path(one.file).name) for one in caught.value.report.damaged}
 
     first, second = (files[0], files[2]) if to == "hf" else (files[1], files[2])

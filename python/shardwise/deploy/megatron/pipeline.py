@@ -117,7 +117,10 @@ def _uneven(num_layers: int, pp: int, vpp: int | None, first: int | None, last: 
     if vpp is not None and each % vpp:
         raise LayoutError(f"{each} layers on each stage in the middle are not divisible by vpp, {vpp}")
     if not middle and vpp is not None and pp > 1:
-        raise LayoutError("first and last of two stages cannot be given with vpp: Megatron divides by no stage")
+        raise LayoutError(
+            "first and last cannot be given for two stages with vpp: Megatron would divide by 0, the number of "
+            "stages in the middle"
+        )
     counts = [each] * pp
     if first is not None:
         counts[0] = first
@@ -138,7 +141,10 @@ def _stages(
             is_first, is_last = (stage, chunk) == (0, 0), (stage, chunk) == (pp - 1, chunks - 1)
             count = places[stage] // chunks - (is_first and embedding_counts) - (is_last and loss_counts)
             if count < 0:
-                raise LayoutError(f"chunk {chunk} of stage {stage} has no place for what counts as a layer")
+                raise LayoutError(
+                    f"chunk {chunk} of stage {stage} has no place for the embedding or the loss, which counts as a "
+                    "layer"
+                )
             rows[stage].append(
                 Chunk(tuple(range(at, at + count)), is_first, is_last, tuple(range(mtp)) if is_last else ())
             )

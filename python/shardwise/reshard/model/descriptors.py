@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._atomic import read_file, replace_file
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import LayoutError, ParseError
 
 __all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "RowTable"]
@@ -172,9 +172,9 @@ class Descriptors:
                 or rows["peer"].max() >= len(peers)
                 or max(rows["src_tensor"].max(), rows["dst_tensor"].max()) >= len(tensors)
             ):
-                raise ParseError(f"{os.fspath(path)!r} has a row of a peer or a tensor that is not there")
+                raise ParseError(f"{os.fspath(path)!r} has a row of a peer or a tensor that does not exist")
             if count and max(_furthest(rows, "src"), _furthest(rows, "dst")) >= _FAR:
-                raise ParseError(f"{os.fspath(path)!r} has a row that reaches further than memory can")
+                raise ParseError(f"{os.fspath(path)!r} has a row that reaches beyond the addresses of memory")
             found.append(rows)
         return cls(holder, tuple(peers), tuple(tensors), tuple(dtypes), *found)
 
@@ -193,7 +193,7 @@ class Descriptors:
     def __repr__(self) -> str:
         return (
             f"<Descriptors of {shown(self.holder)}: {len(self.sends)} sends, {len(self.receives)} receives, "
-            f"{len(self.copies)} copies>"
+            f"{counted(len(self.copies), 'copy', 'copies')}>"
         )
 
 

@@ -12,12 +12,12 @@ from ..._arguments import instance, optional
 from ..._drawn import Drawn
 from ..._dtypes import bytes_for
 from ..._fork import importing
-from ..._text import bytes_text, shown
+from ..._text import bytes_text, counted, shown
 from ...errors import LayoutError, ShardwiseWarning
 from ...layout import UnevenRule
 from ...rules.rewrites import Rewrites
 from ..balance import balanced
-from ..explain import counted, explain_model
+from ..explain import explain_model
 from ..plan import ReshardPlan
 from ..source import ShardSource
 from .descriptors import Descriptors

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._arguments import integer
 from ..._frozen import frozen
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import LayoutError
 from ..plan import ReshardPlan
 from .descriptors import DESCRIPTOR, Descriptors
@@ -143,7 +143,7 @@ class ModelProgram:
 
     def __repr__(self) -> str:
         count = sum(len(phase.messages) for phase in self.phases)
-        return f"<ModelProgram of {shown(self.descriptors.holder)}: {count} messages>"
+        return f"<ModelProgram of {shown(self.descriptors.holder)}: {counted(count, 'message')}>"
 
 
 class _Functions(Transport):

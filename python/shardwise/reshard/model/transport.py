@@ -186,7 +186,7 @@ def memory_of(
     after = found.get("spare", kept)
     for tensor, there in after.items():
         if spare is not None and len(there) != len(kept[tensor]):
-            raise LayoutError(f"spare[{shown(names[tensor])}] must be as large as that of out")
+            raise LayoutError(f"spare[{shown(names[tensor])}] must be as large as the same array of out")
     repeats = []
     for name, tensor in repeats_in(out, {names[tensor]: tensor for tensor in kept}):
         there = transport.bytes_of("out", name, out[name], 0)

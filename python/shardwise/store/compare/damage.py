@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..._arguments import INTEGER, check_fields
+from ..._text import counted, shown
 from ...errors import ParseError
 from ...rules.left_out import LeftOut
 from ..data.location import LOCATIONS, Location
 from ..tensors.training import Total
 
-__all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport"]
+__all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport", "damage_lines"]
 
 #: The most damages that a message lists.
 MOST_SHOWN = 20
+#: The most tensors of a damaged file that a message names.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,29 @@ class VerifyReport:
         check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple, totals=tuple)
 
 
+def damage_lines(damaged: Iterable[Damage]) -> list[str]:
+    """Return a line for each damage; damage of a file is said once, with the first tensors that the file holds.
+
+    >>> damage_lines([Damage(name, "f", f"f: is missing; it holds {name!r}") for name in "abcde"])
+    ["f: is missing; it holds 5 tensors: 'a', 'b', 'c' and 2 more"]
+    """
+    held: dict[str, list[str]] = {}
+    for one in damaged:
+        name = f"; it holds {shown(one.tensor)}"
+        problem = one.problem if one.tensor is None else one.problem.removesuffix(name)
+        names = held.setdefault(problem, [])
+        if problem != one.problem:
+            names.append(shown(one.tensor))
+    lines = []
+    for problem, names in held.items():
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        count = f"{counted(len(names), 'tensor')}: " if len(names) > 1 else ""
+        lines.append(problem + (f"; it holds {count}{', '.join(names[:_MOST_NAMED])}{more}" if names else ""))
+    return lines
+
+
 class DamageError(ParseError):
-    """Raised for a damaged checkpoint; the message has a line for each damage, as far as it fits.
+    """Raised for a damaged checkpoint; the message has a line for each of the first twenty damages.
 
     Attributes:
         report: The report of `verify_checkpoint`, with all damage.

@@ -34,7 +34,7 @@ from ..tensors.headers import HeaderDigests, wrong_header
 from ..tensors.stored import StoredTensor, UnsupportedError
 from ..tensors.stored_pieces import StoredPiece
 from ..tensors.training import totals_of
-from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport
+from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport, damage_lines
 
 __all__ = ["verify_checkpoint"]
 
@@ -96,9 +96,9 @@ def verify_checkpoint(
         known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
     report = _Verification(given, layouts, which, (memory, threads, progress)).report()
     if report.damaged:
-        lines = [str(one) for one in report.damaged[:MOST_SHOWN]]
-        more = len(report.damaged) - len(lines)
-        raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
+        lines = damage_lines(report.damaged)
+        more = [f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []
+        raise DamageError("\n".join([*lines[:MOST_SHOWN], *more]), report)
     for each in report.left_out:
         if each.kind != "asked":
             warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
@@ -244,7 +244,7 @@ class _Verification:
             names = list(_held_in(tensors, each))
             said = f"{file}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: its "
             for name in names or _NO_NAME:
-                holds = "" if name is None else f"; tensor {shown(name)} is in it"
+                holds = "" if name is None else f"; it holds {shown(name)}"
                 self._add(name, file, f"{said}CRC-32 is {crc:08x}, but {each.crc:08x} was recorded{holds}")
 
     def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:

@@ -140,7 +140,7 @@ def digest(
     """
     if sum(each is not None for each in (box, pieces, offsets)) != (shape is not None):
         raise TypeError(
-            "a part of a tensor needs shape and one of box, pieces and offsets; for a whole tensor give neither"
+            "a part of a tensor needs shape and one of box, pieces and offsets; for a whole tensor leave these out"
         )
     check_threads(threads)
     memory, dtype = _memory(array)

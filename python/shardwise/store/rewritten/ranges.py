@@ -183,10 +183,10 @@ def device_reads(
     if share is not None and (
         isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf
     ):
-        raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
+        raise LayoutError(f"over_read is {shown(over_read)}; it must be 0 or more")
     most = None if max_reads is None else integer("max_reads", max_reads)
     if share is not None and most is not None:
-        raise LayoutError("over_read and max_reads are both given; give one, and the other becomes as small as it can")
+        raise LayoutError("over_read and max_reads are both given; give one of them")
     devices = device if isinstance(device, list) else [device]
     placing = placing_of(layouts)
     _check_devices(devices, placing)
@@ -206,7 +206,8 @@ def device_reads(
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
             raise UnsupportedError(
-                f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; its read() does"
+                f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; read() gives "
+                "them"
             )
         wanted = wanted_stored(name, tensor, None)
         partition = cuts.get(name) or partition_for(name, wanted.shape, placing, uneven)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..._drawn import Worded
 from ..._dtypes import Dtype, bytes_for
 from ..._fork import cached_property, importing
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import ParseError
 from ..data.files import Holder, ReadsFiles
 from ..data.location import Location
@@ -263,7 +263,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return table_text(*checkpoint_table(self))
 
     def __repr__(self) -> str:
-        return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"
+        return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {counted(len(self), 'tensor')}>"
 
 
 def _meant(name: object, names: Iterable[str]) -> str:

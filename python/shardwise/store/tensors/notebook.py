@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..._dtypes import bytes_for
-from ..._text import bytes_text
+from ..._text import bytes_text, counted
 from ...show.names import group_names
 from ...show.picture import Picture
 from ...show.views import tilings_picture
@@ -34,7 +34,7 @@ def tensor_picture(tensor: Any) -> Picture:
     picture = tilings_picture([tiling], [""])
     sizes = " × ".join(map(str, tensor.shape)) or "scalar"
     count = len(tensor.pieces)
-    pieces = f"{sizes} in {'1 piece' if count == 1 else f'{count:,} pieces'}"
+    pieces = f"{sizes} in {counted(count, 'piece')}"
     view = replace(picture.views[0], captions=(about, pieces))
     return replace(picture, title=tensor.name, about=f"{about}; {pieces}. {picture.about}", views=(view,))
 
@@ -48,7 +48,7 @@ def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[
         size = bytes_for(math.prod(shape), dtype.bits) * len(names)
         many = f" × {len(names)}" if len(names) > 1 else ""
         rows.append((f"{name}{many}", " × ".join(map(str, shape)) or "scalar", dtype.name, bytes_text(size)))
-    tensors = "1 tensor" if len(checkpoint) == 1 else f"{len(checkpoint):,} tensors"
+    tensors = counted(len(checkpoint), "tensor")
     caption = f"{checkpoint.path}: {checkpoint.format}, {tensors}, {bytes_text(checkpoint.nbytes)}"
     notes = [text] if (text := str(checkpoint.training)) else []
     if len(checkpoint) > _MOST_TENSORS:
@@ -56,5 +56,5 @@ def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[
     if checkpoint.objects:
         notes.append(f"{len(checkpoint.objects):,} other values: objects has them")
     if checkpoint.unreadable:
-        notes.append(f"{len(checkpoint.unreadable):,} tensors cannot be read: unreadable says why")
+        notes.append(f"{counted(len(checkpoint.unreadable), 'tensor')} cannot be read: unreadable says why")
     return caption, ("tensor", "shape", "dtype", ">bytes"), rows, notes

@@ -13,7 +13,7 @@ from ..._boxes import consecutive
 from ..._drawn import Drawn
 from ..._dtypes import Dtype, bytes_for, in_bytes
 from ..._fork import importing
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import ParseError
 from ...pieces import Bounds, Pieces, shared_box
 from ...tiling import Tiling
@@ -312,7 +312,7 @@ class StoredTensor(Drawn, ReadsFiles):
         return tensor_picture(self)
 
     def __repr__(self) -> str:
-        pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
+        pieces = counted(len(self.pieces), "piece")
         alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
         shape = self.shape if self.ndim <= 8 else f"{self.ndim} dims"
         return f"<StoredTensor {shown(self.name)}: {self.dtype} {shape}, {pieces}{alias}>"

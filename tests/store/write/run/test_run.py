@@ -165,7 +165,7 @@ def test_a_wrong_crc_names_the_tensor_that_it_is_of(tmp_path: Path) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(sw.ParseError, match="is not what was written: its CRC-32 is") as caught:
             sw.verify_checkpoint(path)
-        assert ("; tensor 'w' is in it" in str(caught.value)) == is_told
+        assert ("; it holds 'w'" in str(caught.value)) == is_told
 
 
 def test_what_could_not_be_compared_says_why() -> None:

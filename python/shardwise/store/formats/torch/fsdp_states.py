@@ -74,8 +74,8 @@ class States:
         first = self._ranks[0]
         if optimizer.params != first.params or optimizer.is_numbered != first.is_numbered:
             raise ParseError(
-                f"{container.file.path}: its optimizer does not have the parameters that it has in "
-                f"{self._containers[0].file.path.name}; they are not of one run"
+                f"{container.file.path}: its optimizer and the one in {self._containers[0].file.path.name} have "
+                "different parameters; they are not of one run"
             )
         for number, (own, its) in enumerate(zip(optimizer.groups, first.groups, strict=True)):
             other = next((key for key in {**own, **its} if not is_same_value(own.get(key), its.get(key))), None)
@@ -102,7 +102,7 @@ class States:
                     if not held.add(container, value, self._world, is_cut=True):
                         if held.first:
                             raise ParseError(
-                                f"{container.file.path}: {shown(name)} is no tensor, but is one in {held.first}"
+                                f"{container.file.path}: {shown(name)} is not a tensor, but is one in {held.first}"
                             )
                         del self._gathered[at]
                         if value is not None:
@@ -128,8 +128,8 @@ class States:
                 said = said or (data, part.container.file.path.name)
                 if data != said[0]:
                     raise ParseError(
-                        f"{where}: its optimizer has made another number of steps than that in {said[1]}; they are not "
-                        "of one run"
+                        f"{where}: its optimizer and the one in {said[1]} have made different numbers of steps; they "
+                        "are not of one run"
                     )
             if len(seen) == len(self._containers):
                 return
@@ -297,7 +297,9 @@ class States:
             for part in held.parts:
                 index, count = shards[rank_of[id(part.container)]]
                 if part.tensor.strides != (1,):
-                    raise ParseError(f"{part.container.file.path}: {shown(held.name)} is no array of a flat parameter")
+                    raise ParseError(
+                        f"{part.container.file.path}: {shown(held.name)} is not an array of a flat parameter"
+                    )
                 for name, begin, start, stop in parameter_ranges(unit, count, index, weights):
                     ranges[name].append(FlatRange(part.container, part.tensor, begin, start, stop))
             for name, found in ranges.items():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ...._arguments import check_fields
-from ...._text import bytes_text, shown
+from ...._text import bytes_text, counted, shown
 from ...data.engine import check_job_memory
 from ...data.sources import Source
 from .gatherer import Gatherer
@@ -165,7 +165,7 @@ class Task:
         return frozenset(self._again)
 
     def __repr__(self) -> str:
-        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        files = counted(len(self.files), "file")
         return f"<Task {self.number}: {bytes_text(self.nbytes)} of {files}>"
 
     def run(

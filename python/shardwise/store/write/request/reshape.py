@@ -234,12 +234,12 @@ def plan_checkpoint(
     ...     plan = plan_checkpoint(whole, halves, to="hf", task_bytes=2**19)
     ...     plan.save(Path(folder, "halves.swplan"))
     ...     for part in (2, 1):  # On any machine, in any order.
-    ...         print(CheckpointPlan.load(Path(folder, "halves.swplan")).run((part, 2)), "tasks")
+    ...         print(CheckpointPlan.load(Path(folder, "halves.swplan")).run((part, 2)), "done")
     ...     report = plan.commit()
     ...     with open_checkpoint(halves) as checkpoint:
     ...         print(int(checkpoint.read("w").sum()) == 2**16 * (2**17 - 1))
-    1 tasks
-    2 tasks
+    1 done
+    2 done
     True
     """
     source, target = location_of(src), location_of(dst)

@@ -19,10 +19,9 @@ import numpy as np
 
 from ...._arguments import integer, path_of
 from ...._drawn import Worded
-from ...._text import bytes_text, shown
+from ...._text import bytes_text, counted, shown
 from ....errors import LayoutError, ParseError
 from ....pieces import LocatedPiece
-from ....reshard.explain import counted
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_job_memory
 from ...data.location import refuse_options
