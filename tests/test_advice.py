@@ -257,7 +257,7 @@ GENERAL = {
         lambda: sw.plan_refit(fused(0), fused(1)),
     ),
     "side": Advice(
-        "say which one by side",
+        "say which one with side",
         lambda: sw.plan_reshard(*BY_NUMBER).program(0),
         lambda: [sw.plan_reshard(*BY_NUMBER).program(0, side=side) for side in ("src", "dst")],
     ),
@@ -373,7 +373,7 @@ GENERAL = {
         lambda: rewritten({"a.0": (2,), "a.1": (2,)}, {"from": "a.{i}", "to": {"name": "b", "stack": "i"}}),
     ),
     "order of parts": Advice(
-        "nothing states their order: packed does",
+        "nothing states their order; packed would",
         lambda: rewritten({"q": (2,), "k": (2,)}, {"from": "{q,k}", "to": "qk"}),
         lambda: rewritten({"q": (2,), "k": (2,)}, {"from": "{q,k}", "to": {"name": "qk", "packed": "q:(2) + k:(2)"}}),
     ),
@@ -407,7 +407,7 @@ GENERAL = {
         lambda: rules("[rules]\n'w' = [{ packed = '(2@x)' }]"),
     ),
     "dim that is not cut": Advice(
-        "a dim that is not cut is [] in a rules file",
+        "write [] for a dim that is not cut",
         lambda: rules("[rules]\n'w' = ['x', 'None']"),
         lambda: rules("[rules]\n'w' = ['x', []]"),
     ),

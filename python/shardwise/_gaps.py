@@ -31,12 +31,12 @@ def spare_limit(over_name: str, over_bytes: object, most_name: str, most: object
     ((None, 5), (0, None))
     """
     if over_bytes is not None and most is not None:
-        raise LayoutError(f"{over_name} and {most_name} are both given; the least of one follows from the other")
+        raise LayoutError(f"{over_name} and {most_name} are both given; give one of them")
     found = []
     for name, value in ((over_name, over_bytes), (most_name, most)):
         number = None if value is None else integer(name, value)
         if number is not None and number < 0:
-            raise LayoutError(f"{name} is {shown(number)}; it must be a number from 0 on")
+            raise LayoutError(f"{name} is {shown(number)}; it must be 0 or more")
         found.append(number)
     return (0, None) if found == [None, None] else (found[0], found[1])
 
@@ -92,8 +92,8 @@ def joined_over_gaps(
         least = len(starts) - len(order)
         if most < least:
             raise LayoutError(
-                f"{most_name} is {most}, but the runs are in {least} separate files or blocks of memory, each of which "
-                f"needs one; give {least} or more"
+                f"{most_name} is {most}, but the runs are in {least} separate files or blocks of memory, and each "
+                f"needs a read; give {least} or more"
             )
         joined = order[: max(touching, len(starts) - most)]
     is_first[1 + joined] = False

@@ -206,7 +206,7 @@ def test_steps_are_merged_if_they_are_the_same(tmp_path: Path) -> None:
 
 
 def test_a_weight_without_the_state_of_the_one_that_it_is_fused_with_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(sw.LayoutError, match=r"'b' is .* of 'optim.state.a.exp_avg', and has no such state"):
+    with pytest.raises(sw.LayoutError, match=r"'b' is .* of 'optim.state.a.exp_avg', but has no such state"):
         became(tmp_path, pair("exp_avg", np.ones((4, 3), "f4"), None), ROWS)
 
 

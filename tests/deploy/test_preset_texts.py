@@ -79,7 +79,10 @@ def test_the_files_of_a_stage_are_what_vllm_looks_for(
         ("vllm(tp=2", "expected ',' at the end"),
         ("vllm(tp=2) or 1", "expected the end at 'or 1'"),
         ("vllm(tp=__import__('os'))", r"expected ','"),
-        ("vllm(tp=2, layers=[1, 1], pp=2)", "layers is .1, 1., of 2 layers; it must be 2 stages of 4 in all"),
+        (
+            "vllm(tp=2, layers=[1, 1], pp=2)",
+            "layers is .1, 1., 2 layers in all; it must have 2 stages, with 4 layers in all",
+        ),
         ("vllm(tp=2, expert_parallel=true)", "names no experts"),
         ("megatron(tp=2, ep=2)", "ep is 2, which does not divide the model's 0 experts"),
         ("megatron(pp=3)", "4 layers are not divisible by pp, 3"),
@@ -105,7 +108,7 @@ def test_no_text_makes_the_parser_fail_otherwise() -> None:
 def test_families_without_rules_or_stages_are_refused() -> None:
     with pytest.raises(sw.LayoutError, match="no rules for models of the type unheard_of in vllm"):
         preset("vllm(2)", {**LLAMA, "model_type": "unheard_of"})
-    with pytest.raises(sw.LayoutError, match="names no model_type"):
+    with pytest.raises(sw.LayoutError, match="has no model_type"):
         preset("vllm(2)")
     with pytest.raises(sw.LayoutError, match="vLLM has no pipeline stages for models of the type bert"):
         preset("vllm(pp=2)", {**LLAMA, "model_type": "bert"})
@@ -237,7 +240,7 @@ def test_rules_for_experts_and_others_alike_are_refused_where_experts_are_apart(
         ("vllm(tp=2, expert_parallel=true)", r"w13_weight$"),
         ("sglang(tp=2, ep=2)", r"w2_weight$"),
     ):
-        with pytest.raises(sw.LayoutError, match="for experts and for others alike") as said:
+        with pytest.raises(sw.LayoutError, match="for both experts and other tensors") as said:
             preset(text, config, rules=rules(key), form="report")
         assert repr(key) in str(said.value)
         assert r"experts\. in the key" in str(said.value)

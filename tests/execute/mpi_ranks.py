@@ -181,7 +181,7 @@ def refusals() -> None:
     cases: list[tuple[str, Any, Any, dict[str, Any]]] = [
         ("src must be of shape (1, 8), got (8, 1)", plan, good.T if odd else good, {}),
         ("src must be of shape (1, 8), got None", plan, None if odd else good, {}),
-        ("rank 2 has another plan", sw.plan_reshard(rows, rows) if odd else plan, good, {}),
+        ("rank 2 and rank 0 have different plans", sw.plan_reshard(rows, rows) if odd else plan, good, {}),
         ("plan must be a ReshardPlan", rows if odd else plan, good, {}),
         ("the dtype is", plan, good.astype("f4") if odd else good, {}),
         ("out is read-only", plan, good, {"out": np.broadcast_to(np.int64(0), (4, 2))} if odd else {}),

@@ -245,7 +245,7 @@ def test_what_is_asked_twice_or_is_no_sizes(tmp_path: Path) -> None:
     given = tmp_path / "config.json"
     given.write_text(json.dumps(QWEN))
     for model in (given, QWEN):
-        with refused(sw.LayoutError, "config is given, and model is a configuration itself"):
+        with refused(sw.LayoutError, "config is given, but model is a configuration itself"):
             fits(model, config=QWEN)
     with refused(TypeError, "tp must be a sequence of integers, got 8"):
         fits(QWEN, 8)  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def test_a_configuration_of_an_unknown_form_answers_without_it(
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
         for command in (["fits"], ["report", "--rules", "hf/qwen3-moe", "--mesh", "tp=2"]):
             assert main([command[0], str(tmp_path / "config.json"), *command[1:]]) == 2
-            assert "a configuration without it tells of weights that are not quantized" in capsys.readouterr().err
+            assert "if the weights are not quantized, give a configuration without it" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["fits", str(tmp_path / "config.json"), "--tp", "2"]) == 0
     assert main(["report", str(tmp_path / "config.json"), "--rules", "hf/qwen3-moe", "--mesh", "tp=2"]) == 0

@@ -110,7 +110,7 @@ class TestPackedDims:
             ("(n@tp) + (8@tp)", 0, "segments of several sizes"),
             ("(2 n@tp 2)", 0, "units are whole"),
             ("(3 8@tp/max2)", 0, "at most 2"),
-            (f"({2**62} 4@tp)", 0, "segments, where there are 1 to"),
+            (f"({2**62} 4@tp)", 0, "segments; there must be 1 to"),
         ],
     )
     def test_equal_segments_are_what_pytorch_has(self, text: str, outer: int, why: str) -> None:

@@ -51,7 +51,7 @@ def test_each_type() -> None:
     [
         ({"dp": "S(0)", "tp": "S(0)"}, "S does not state their order; a PartitionSpec does"),
         ({"dp": "R"}, "axis 'tp' has no type"),
-        ({"dp": "R", "tp": "V"}, "axis 'tp' is V: its values differ, and nothing says by which dim"),
+        ({"dp": "R", "tp": "V"}, "axis 'tp' is V: its values differ, but the dim that it cuts is not stated"),
         ({"dp": "R", "tp": "S(2)"}, r"axis 'tp' is S\(2\), but the tensor has 2 dims"),
         ({"dp": "X", "tp": "R"}, "axis 'dp' has the type 'X'"),
         ({"pp": "R"}, "axis 'pp' is not in the mesh"),

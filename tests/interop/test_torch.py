@@ -246,7 +246,7 @@ def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) 
         (packed.parse("(2 n@dp+tp/ceil)"), "uneven rule is 'ceil'"),
         (packed.padded_vocab(100, "tp"), "padded"),
         (packed.parse("(0 8@tp)"), "has 0 segments"),
-        (packed.parse(f"({2**62} {2**40} 8@tp)"), "segments, where there are 1 to"),
+        (packed.parse(f"({2**62} {2**40} 8@tp)"), "segments; there must be 1 to"),
         (packed.parse("(2 8@tp:(1)1+dp:(1)2)"), "whole axes only"),
     ],
 )
@@ -293,7 +293,7 @@ def test_local_tensors_of_packed_dims() -> None:
         [18, 39],
     ]
     assert np.array_equal(dialect.from_local_tensors(tensors, layout, (14, 3)).numpy(), array)
-    with pytest.raises(LayoutError, match="where PyTorch gives it"):
+    with pytest.raises(LayoutError, match="but PyTorch gives it"):
         dialect.to_local_tensors(distribute_tensor(array, layout, uneven="floor"))
 
 
@@ -447,7 +447,7 @@ def test_other_uneven_rules_are_refused() -> None:
     dialect.to_local_tensors(distribute_tensor(np.arange(9), layout, uneven="chunk"))
     # 9 over tp, then dp, is 5 + 4, then 2, 2, 1, 0 and 1, 1, 1, 1; PyTorch gives the ninth element to tp 0.
     swapped = TensorLayout((("tp", "dp"),), DP_TP)
-    with pytest.raises(LayoutError, match="where PyTorch gives it different elements"):
+    with pytest.raises(LayoutError, match="but PyTorch gives it different elements"):
         dialect.to_local_tensors(distribute_tensor(np.arange(9), swapped, uneven="chunk"))
     with pytest.raises(LayoutError, match=r"shards\[0\]"):
         dialect.from_local_tensors([FakeTensor(np.zeros(2))] * 8, layout, (8,))

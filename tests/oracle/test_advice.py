@@ -273,7 +273,9 @@ def test_what_ranks_save_otherwise(tmp_path: Path) -> None:
     for name in ("LOCAL", "SHARDED"):
         with refused(UnsupportedError, advice):
             sw.open_checkpoint(tmp_path / name)
-        with refused(sw.ParseError, "its name says that it is the part of one rank; open the folder that has them all"):
+        with refused(
+            sw.ParseError, "its name says that it is the part of one rank; open the folder that has all parts"
+        ):
             sw.open_checkpoint(tmp_path / name / "model_world_size_2_rank_1.pt")
         alone = (tmp_path / name / "model_world_size_2_rank_1.pt").rename(tmp_path / f"{name}.pt")
         with refused(UnsupportedError, advice):

@@ -183,9 +183,9 @@ def test_reports_files_and_plans_follow(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"num_experts": 5}, "12 ranks of all experts together, which 5 do not divide"),
+        ({"num_experts": 5}, "add up to 12, which 5 experts do not divide"),
         ({"hidden_size": 12}, "it is of 16 x 10, and experts of 12 and 8 have 16 x 12 and 12 x 8"),
-        ({"num_experts": None}, "nothing says how many there are"),
+        ({"num_experts": None}, "Their number and sizes are not known"),
     ],
 )
 def test_what_the_configuration_does_not_say_is_refused(change: dict[str, Any], said: str) -> None:

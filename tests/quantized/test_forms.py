@@ -129,7 +129,7 @@ GPTQ: Outline = {
         (
             {"a.weight": ("U8", (64, 32)), "a.weight_scale": ("F32", (64, 4)), "a.weight_scale_2": ("F32", ())},
             {"quant_method": "modelopt"},
-            "of ModelOpt's 4-bit forms NVFP4 is known",
+            "only NVFP4 of ModelOpt's 4-bit forms is known",
         ),
         (NF4, {"quant_method": "bitsandbytes"}, "its quant_state is missing"),
         (
@@ -301,5 +301,5 @@ def test_a_state_of_no_dims_is_refused() -> None:
     tensors = {"a.weight": ("U8", (1, 1)), "a.weight.absmax": ("F32", (1,))}
     tensors["a.weight.quant_state.bitsandbytes__nf4"] = ("U8", (9,))
     config = {"quantization_config": {"quant_method": "bitsandbytes"}}
-    with refused(ParseError, "says a shape of 0 dims"):
+    with refused(ParseError, "has a shape of 0 dims"):
         find_components(tensors, config, lambda name: b'{"shape": [], "blocksize": 64}')

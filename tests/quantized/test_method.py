@@ -313,7 +313,7 @@ def test_integers_without_what_their_method_stores_beside_them_are_not_cut_as_we
     given = [str(tmp_path / "m"), "--mesh", "tp=2", "--rules"]
     for command in (["report"], ["reshard", str(tmp_path / "no")]):
         assert main([command[0], *given, "hf/llama", *command[1:]]) == 2
-        assert "nothing says how its rule is to cut it" in capsys.readouterr().err
+        assert "it is not known how its rule cuts it" in capsys.readouterr().err
     (tmp_path / "own.toml").write_text("[rules]\n'q_proj' = ['tp', []]\n")
     (tmp_path / "plain.json").write_text(json.dumps(config))
     assert main(["report", *given, str(tmp_path / "own.toml"), "--config", str(tmp_path / "plain.json")]) == 0

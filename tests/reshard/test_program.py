@@ -162,7 +162,7 @@ def test_programs_are_values() -> None:
 def test_who_is_who() -> None:
     chunks = sw.Tiling.from_boxes((4,), [[(0, 2)], [(2, 4)]])
     plan = sw.plan_reshard(chunks, sw.Tiling.from_boxes((4,), [[(1, 3)]]))
-    with pytest.raises(sw.LayoutError, match="holder 0 is in src and another one is in dst; say which one by side"):
+    with pytest.raises(sw.LayoutError, match="src and dst each have a holder 0; say which one with side"):
         plan.program(0)
     assert [step.kind for step in plan.program(0, "src")] == ["send"]
     assert sorted((step.kind, step.peer) for step in plan.program(0, "dst")) == [("receive", 0), ("receive", 1)]

@@ -60,7 +60,7 @@ def test_sizes_in_a_part_that_is_not_known_are_named() -> None:
     }
     with refused(sw.LayoutError, "inner_model.vocab_size"):
         model_shapes({"model_type": "llama", "inner_model": sizes})
-    with refused(sw.ParseError, "model_type is 'inner' and 'outer'; the tensors are known of"):
+    with refused(sw.ParseError, "model_type is 'inner' and 'outer'; the tensors of"):
         model_shapes({"model_type": "outer", "text_config": {"model_type": "inner"}})
 
 

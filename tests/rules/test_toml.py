@@ -350,7 +350,7 @@ def test_a_regular_expression_in_double_quotes_is_told_to_be_in_single_ones() ->
 @pytest.mark.parametrize("word", ["None", "none", "null", "-", "*"])
 def test_a_dim_that_is_not_cut_is_an_empty_list(word: str) -> None:
     text = f'[rules]\n"w" = ["tp", "{word}"]\n'
-    with pytest.raises(ParseError, match=r"rule 'w': dim 1 is '.*'; a dim that is not cut is \[\] in a rules file"):
+    with pytest.raises(ParseError, match=r"rule 'w': dim 1 is '.*'; write \[\] for a dim that is not cut"):
         LayoutMap.from_toml(io.StringIO(text))
     assert LayoutMap.from_toml(io.StringIO(text.replace(f'"{word}"', "[]"))).rule("w").layout.axes == ("tp", None)
     # An axis may be called so all the same.

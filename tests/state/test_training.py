@@ -315,7 +315,7 @@ def test_caches() -> None:
         ({"tied": {"a": "b"}}, "'a' is not among the tensors"),
         ({"optimizer": "muon", "sharding": "zero1"}, "takes matrices"),
         ({"units": "x"}, "units is for fsdp1 and megatron"),
-        ({"sharding": "none", "over": ["data"]}, "over is for what shards"),
+        ({"sharding": "none", "over": ["data"]}, "over is for a sharding of the state"),
     ],
 )
 def test_refused_by_name(given: dict[str, Any], message: str) -> None:
@@ -455,7 +455,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         ],
     ),
     "over what the rules cut": (
-        "give other axes as over, or the sharding none, by which the rules alone cut",
+        "give other axes as over, or sharding='none', with which only the rules cut",
         lambda: asked(sharding="zero1", over=["tp"]),
         [lambda: asked(sharding="zero1", over=["data"]), lambda: asked(sharding="none")],
     ),
@@ -470,7 +470,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: asked(tensors={"0.up": ((4, 4), "int8")}, frozen="."), partial(asked, tensors=TWO, weights="float16")],
     ),
     "adapters of a stack": (
-        "lora: 'up' has 3 dims, and adapters are known of matrices only; narrow targets",
+        "lora: 'up' has 3 dims, and adapters are known for matrices only; narrow targets",
         lambda: asked(tensors={**STACK, **MODEL}, layouts=FLAT, over=["data"], lora=Lora(2, "up")),
         [lambda: asked(tensors={**STACK, **MODEL}, layouts=FLAT, over=["data"], lora=Lora(2, r"0\.up"))],
     ),
@@ -480,7 +480,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: asked(tensors={"w": ((1,), "float32")}, layouts=FLAT, over=["data"])],
     ),
     "dtypes of a unit": (
-        "give as units a regular expression that tells them apart",
+        "give as units a regular expression that separates them",
         lambda: asked(tensors=MIXED, layouts=FLAT, sharding="fsdp1", over=["data"]),
         [lambda: asked(tensors=MIXED, layouts=FLAT, sharding="fsdp1", over=["data"], units="[ab]$")],
     ),
@@ -490,7 +490,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: asked(sharding="fsdp1", frozen="up", settings={"use_orig_params": True})],
     ),
     "dtypes of a group": (
-        "weights is the one dtype of all",
+        "weights gives all of them one dtype",
         lambda: asked(tensors=MIXED, layouts=FLAT, sharding="zero1", over=["data"]),
         [lambda: asked(tensors=MIXED, layouts=FLAT, sharding="zero1", over=["data"], weights="bfloat16")],
     ),
@@ -508,7 +508,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         ],
     ),
     "muon": (
-        "known are none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp",
+        "use one of none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp",
         lambda: asked(optimizer="muon", sharding="fsdp1"),
         [
             *(partial(asked, optimizer="muon", sharding=one) for one in ("none", "ddp", "zero-redundancy", "fsdp2")),
@@ -522,7 +522,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [partial(asked, optimizer="adafactor", sharding=one) for one in ("ddp", "fsdp1")],
     ),
     "adam8bit": (
-        "known are ddp, fsdp1, zero1, zero2 and zero3",
+        "use one of ddp, fsdp1, zero1, zero2 and zero3",
         lambda: asked(optimizer="adam8bit"),
         [partial(asked, optimizer="adam8bit", sharding=one) for one in ("ddp", "fsdp1", "zero1", "zero2", "zero3")],
     ),

@@ -308,7 +308,7 @@ ADVICE = {
         lambda path: with_open(path / "a.safetensors", lambda checkpoint: checkpoint["w"].pieces[0].extent()),
     ),
     "compressed, by ranges": Advice(
-        "no range of a file has its bytes; its read() does",
+        "no range of a file has its bytes; read() gives them",
         lambda path: with_open(packed_h5(path), lambda checkpoint: device_reads(checkpoint, layouts(), "cpu:0")),
         lambda path: with_open(packed_h5(path), lambda checkpoint: checkpoint["w"].read()),
     ),

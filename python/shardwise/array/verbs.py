@@ -56,7 +56,9 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     cutting = [name for spec in layout.axes for name in axes_of_spec(spec)]
     names = cutting if axes is None else [axes] if isinstance(axes, str) else list(names_in_spec("axes", axes))
     if uncut := [name for name in names if name not in cutting]:
-        raise LayoutError(f"axes names {shown(uncut[0])}, which does not cut a dim; those that do are {shown(cutting)}")
+        raise LayoutError(
+            f"axes names {shown(uncut[0])}, which does not cut a dim; the axes that do are {shown(cutting)}"
+        )
     specs = [_without(spec, names) for spec in layout.axes]
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
 

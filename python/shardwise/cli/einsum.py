@@ -21,8 +21,8 @@ def run_einsum(screen: Screen, options: argparse.Namespace) -> int:
     shapes = [parse_shape(text) for text in options.shapes]
     if len(options.layouts) != len(shapes) or len(shapes) > len(_NAMES):
         raise ParseError(
-            f"{len(options.layouts)} layouts and {len(shapes)} shapes are given; each operand has one of both, "
-            f"and there are {len(_NAMES)} at most"
+            f"{len(options.layouts)} layouts and {len(shapes)} shapes are given; give one layout and one shape for "
+            f"each operand, at most {len(_NAMES)}"
         )
     pairs = zip(options.layouts, shapes, strict=True)
     layouts = [None if text.strip() == "?" else parse_layout(text, len(shape)) for text, shape in pairs]

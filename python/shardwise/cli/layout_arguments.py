@@ -125,13 +125,15 @@ def add_einsum(commands: "argparse._SubParsersAction[Parser]") -> None:
         "layouts",
         metavar="LAYOUT",
         nargs="+",
-        help="the layout of each operand, as in dp,-,- -,tp; ? for one that the policy is to give",
+        help="the layout of each operand, as in dp,-,- -,tp; ? for one that the policy chooses",
     )
     einsum.add_argument("--shapes", metavar="SHAPE", nargs="+", required=True, help="the shape of each operand")
     einsum.add_argument("--mesh", metavar="AXES", required=True, help=MESH_HELP)
-    einsum.add_argument("--dtype", metavar="DTYPE", default="float32", help="of all tensors; the default is float32")
+    einsum.add_argument(
+        "--dtype", metavar="DTYPE", default="float32", help="the dtype of all tensors; the default is float32"
+    )
     _add_policy(einsum)
-    einsum.add_argument("--out", metavar="LAYOUT", help="the layout that the result is to have")
+    einsum.add_argument("--out", metavar="LAYOUT", help="the layout of the result")
     einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
     add_json(einsum)
 
@@ -153,7 +155,7 @@ def add_propagate(commands: "argparse._SubParsersAction[Parser]") -> None:
         nargs="+",
         help="the layout of each input in order, as in dp,-,- -,tp; ? for one that is free",
     )
-    propagate.add_argument("--results", metavar="LAYOUT", nargs="+", help="the layout that each result is to have")
+    propagate.add_argument("--results", metavar="LAYOUT", nargs="+", help="the layout of each result")
     propagate.add_argument("--mesh", metavar="AXES", required=True, help=MESH_HELP)
     _add_policy(propagate)
     propagate.add_argument("--all", action="store_true", help="list all moves, not only the first ten")
@@ -183,8 +185,8 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         description=(
             "Say for each size of tensor and expert parallelism whether a model, also a quantized one, fits: as it is, "
             "with shared tiles, with padding, or not, with the tensor and the blocks that are in the way; and what "
-            "engines refuse. Only headers are read; for known families config.json is enough. Tensors whose names are "
-            "not known make a size unknown, and the exit status 4: rules say how they are cut. It is 1 if none fits."
+            "engines refuse. Only headers are read; for known families config.json is enough. The exit "
+            "status is 1 if no size fits, and 4 if names of tensors are not known: rules then say how they are cut."
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")
@@ -212,7 +214,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Say for each rank, to the byte, what it holds and what its framework allocates of weights, gradients, "
             "master copies, states of the optimizer, and caches of keys and values. Names of weights say how they are "
             "cut over --tp, --pp, --dp and --ep, as fits takes them; or rules do, over --mesh. With --memory the exit "
-            "status is 1 if a rank does not fit, and what would is shown. Tensors whose names are not known make it 4."
+            "status is 1 if a rank does not fit, with what would; and 4 if names of tensors are not known."
         ),
     )
     state.add_argument(
@@ -254,7 +256,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--over", metavar="AXES", help="the axes over which it shards; those of data parallelism if left out"
     )
     state.add_argument(
-        "--group", metavar="N", type=int, help="the ranks that share a state, if these are not all of them"
+        "--group", metavar="N", type=int, help="the number of ranks that share a state, if not all share it"
     )
     for name, what in (
         ("weights", "floating-point weights, instead of their own"),
@@ -262,13 +264,15 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         ("masters", "master copies, or none; the framework's own if left out"),
     ):
         state.add_argument(f"--{name}", metavar="DTYPE", help=f"the dtype of {what}")
-    state.add_argument("--frozen", metavar="REGEX", help="found in the names of what is not trained")
+    state.add_argument("--frozen", metavar="REGEX", help="tensors whose names it matches are not trained")
     state.add_argument(
-        "--lora", metavar="RANK=REGEX", help="train adapters of the weights whose names it is found in only"
+        "--lora", metavar="RANK=REGEX", help="train only adapters, of the weights whose names it matches"
     )
-    state.add_argument("--lora-dtype", metavar="DTYPE", default="float32", help="of the adapters; float32 if left out")
     state.add_argument(
-        "--units", metavar="REGEX", help="what is flattened together, by the part of names that it matches"
+        "--lora-dtype", metavar="DTYPE", default="float32", help="the dtype of the adapters; float32 if left out"
+    )
+    state.add_argument(
+        "--units", metavar="REGEX", help="tensors in whose names it matches the same text are flattened together"
     )
     state.add_argument(
         "--set", metavar="NAME=VALUE", action="append", help="a setting of the framework: use_orig_params=true, ..."

@@ -29,17 +29,17 @@ def check_structure(
     """Check the shapes, bodies and axes of an op without a rule."""
     taken = shapes[1:] if name == "case" else shapes
     if name == "while" and len(bodies) != 2:
-        raise LayoutError(f"a while has two bodies, a test and that which is computed, got {len(bodies)}")
+        raise LayoutError(f"a while has two bodies, the test and the step, got {len(bodies)}")
     if name == "case" and (not bodies or not shapes or shapes[0] != ()):
         raise LayoutError(
-            f"a case has a scalar first, which numbers one of its bodies; its operands are {shown(shapes)}, and "
-            f"{len(bodies)} bodies are given"
+            "the first operand of a case must be a scalar, the number of one of its bodies; its operands are "
+            f"{shown(shapes)}, and it has {len(bodies)} bodies"
         )
     for number, body in enumerate(bodies):
         made = [()] if name == "while" and number == 0 else results
         if body != (taken, made):
             raise LayoutError(
-                f"body {number} is to take {shown(taken)} and to give {shown(made)}; it takes {shown(body[0])} and "
+                f"body {number} must take {shown(taken)} and give {shown(made)}, but it takes {shown(body[0])} and "
                 f"gives {shown(body[1])}"
             )
     same = name in ("loop", "while", "barrier", "constraint")
@@ -51,7 +51,7 @@ def check_structure(
         axes: Any = attributes.get("axes")
         is_list = isinstance(axes, (list, tuple)) and len(axes) == len(shapes[0])
         if not is_list or not all(isinstance(spec or [], (list, tuple)) for spec in axes):
-            raise LayoutError(f"axes is {shown(axes)}; it has a list of axes for each of {len(shapes[0])} dims")
+            raise LayoutError(f"axes is {shown(axes)}; it must have a list of axes for each of {len(shapes[0])} dims")
         for axis in (axis for spec in axes for axis in spec or ()):
             instance("axes", axis, str)
         for dim in integers_of("open", attributes.get("open", ())):

@@ -80,7 +80,9 @@ def rewritten(
 def _put(parts: Mapping[str, Assembled], made: dict[str, Assembled]) -> None:
     for own, part in parts.items():
         if own in made:
-            raise LayoutError(f"the rewrites call {shown(made[own].origin)} and {shown(part.origin)} both {shown(own)}")
+            raise LayoutError(
+                f"the rewrites give {shown(made[own].origin)} and {shown(part.origin)} the same name, {shown(own)}"
+            )
         made[own] = part
 
 
@@ -257,10 +259,9 @@ def _apply(
         such = f", such as {shown(next(iter(tensors)))}" if tensors else ""
         _, wanted = rewrite.source.names[0]
         raise _NothingError(
-            f"no tensor is called {shown(wanted.text)}, which a rewrite needs: there are "
-            f"{len(tensors)}{such}. {_within(wanted, tensors)}If they are another engine's, its rules "
-            "are to be undone first (--source-rules, or Rewrites.inverse); optional = true allows a rewrite to match "
-            "nothing"
+            f"no tensor is called {shown(wanted.text)}, which a rewrite needs: there are {len(tensors)}{such}. "
+            f"{_within(wanted, tensors)}If the names are those of another engine, undo its rules first "
+            "(--source-rules, or Rewrites.inverse); optional = true allows a rewrite to match nothing"
         )
     if rewrite.refused is not None:
         raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")

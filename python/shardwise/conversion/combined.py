@@ -120,8 +120,8 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs
     each = held.along[at]
     if each.block == ALL or held.tail in ORDERS:
         raise LayoutError(
-            f"{first.component_text(held)} is for all of dim {dim}, in which it would be packed with others; they "
-            "would need one for each"
+            f"{first.component_text(held)} is for all of dim {dim}, so it cannot be packed with others in that dim: "
+            "each of them needs its own"
         )
     coarse = [
         (one.tensor, weight.in_blocks(one, each, where, size, dim))

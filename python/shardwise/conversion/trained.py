@@ -91,8 +91,8 @@ class Trained:
         kind = kind_over(key.kind, self.shape, over)
         if kind is None:
             raise LayoutError(
-                f"{shown(state.origin)} would be an average over dim {over} of a weight {self.shape}, which {key.kind} "
-                "is not; drop leaves it out"
+                f"{shown(state.origin)} would be an average over dim {over} of a weight {self.shape}, but {key.kind} "
+                "is not such an average; drop leaves it out"
             )
         if kind == key.kind:
             return key
@@ -311,8 +311,8 @@ def _together(
         if len(there) < len(same):
             lone = tensors[same.index(None)]
             raise LayoutError(
-                f"{shown(lone.origin)} is {what} with the weight of {shown(there[0].origin)}, and has no such "
-                "state; leave those states out (drop), or write the weights without their states"
+                f"{shown(lone.origin)} is {what} with the weight of {shown(there[0].origin)}, but has no such state; "
+                "leave those states out (drop), or write the weights without their states"
             )
         states[key] = there
     return first, held, states

@@ -74,8 +74,8 @@ class EngineModel:
         if self.architecture not in stacked:
             what = "names no architecture" if self.architecture is None else f"is of a {self.architecture}"
             raise LayoutError(
-                f"config has shared experts and {what}; whether SGLang stacks these after the routed ones is known of "
-                f"{', '.join([*stacked, *apart])}: give fuse_shared_experts=True or False"
+                f"config has shared experts and {what}; it is only known for {', '.join([*stacked, *apart])} whether "
+                "SGLang stacks them after the routed ones: give fuse_shared_experts=True or False"
             )
         counts = {"routed": self.experts, "shared": self.shared}
         return all(counts[name] == count for name, count in stacked[self.architecture].items())

@@ -147,7 +147,7 @@ def sglang(
     if tied_head and dp > 1:
         raise LayoutError(
             f"tied embeddings are cut over tp // dp = {tp // dp} devices on the first stage and over tp = {tp} on the "
-            "last, which no rule can say; give dp=1 or pp=1"
+            "last, and no rule can express both; give dp=1 or pp=1"
         )
     if tied_head and model.kind in SGLANG["tied_to_the_first"]:
         engine = f"{SGLANG['name']} {SGLANG['version']}"

@@ -46,7 +46,9 @@ def boxes_in(entry: Any) -> dict[Any, Any]:
     """Return the boxes of each holder of an entry without a layout."""
     holders, boxes = list_in("holders", entry["holders"]), list_in("boxes", entry["boxes"])
     if len(holders) != len(boxes) or not all(type(label) in (str, int) for label in holders):
-        raise LayoutError(f"there are {len(holders)} holders, by labels that are str or int, and boxes of {len(boxes)}")
+        raise LayoutError(
+            f"there are {len(holders)} holders with labels that are str or int, but boxes for {len(boxes)}"
+        )
     if len(set(holders)) != len(holders):
         raise LayoutError("a holder is listed twice")
     return {
@@ -105,7 +107,7 @@ def mesh_dict(mesh: DeviceMesh) -> dict[str, Any]:
 def check_label(label: Any) -> None:
     """Refuse a label that JSON cannot hold."""
     if not isinstance(label, (str, int)) or isinstance(label, bool):
-        raise LayoutError(f"device {shown(label)} cannot be in a manifest, which has labels that are str or int")
+        raise LayoutError(f"device {shown(label)} cannot be in a manifest: its labels must be str or int")
 
 
 def layout_dict(layout: TensorLayout | Tiling, uneven: UnevenRule, meshes: Mapping[DeviceMesh, int]) -> dict[str, Any]:
@@ -136,10 +138,12 @@ def _boxes_dict(tiling: Tiling) -> dict[str, Any]:
                 is_run = sizes[1:] == shape[1:] or not math.prod(sizes)
                 begin = sum(a * math.prod(shape[dim + 1 :]) for dim, a in enumerate(begin)) if is_run else -1
             if begin not in (at, (at,)) and math.prod(sizes):
-                raise LayoutError(f"the boxes of {shown(label)} are not one after the other, which cannot be written")
+                raise LayoutError(
+                    f"the boxes of {shown(label)} are not one after the other; such boxes cannot be written"
+                )
             at += math.prod(sizes)
         if at != math.prod(shape):
-            raise LayoutError(f"the array of {shown(label)} is larger than its boxes, which cannot be written")
+            raise LayoutError(f"the array of {shown(label)} is larger than its boxes; such an array cannot be written")
         boxes.append([[[side.start, side.stop] for side in piece.box] for piece in held])
     return {"holders": list(tiling.holders), "boxes": boxes}
 

@@ -203,8 +203,8 @@ def local_parameters(
     if alone := next((name for name in lacking if name not in taken), None):
         parameter, missing = lacking[alone]
         raise LayoutError(
-            f"{shown(device)} holds {shown(alone)} in {shown(parameter)}, with {shown(missing)}, which is not among "
-            "the tensors: give all that are in it, or none of them"
+            f"the parameter {shown(parameter)} of {shown(device)} is made of {shown(alone)} and {shown(missing)}, but "
+            f"{shown(missing)} is not among the tensors: give all that it is made of, or none of them"
         )
     tensors = here
     if clashing := [name for name in found if name in tensors and name not in taken]:
@@ -353,7 +353,8 @@ def _joined(
             own = partition.holder_shape(device)
             if shape is not None and (not own or own[1:] != shape[1:]):
                 raise LayoutError(
-                    f"{name}: the tensor {shown(tensor)} is of shape {own} on {shown(device)}, after {shape}"
+                    f"{name}: the tensor {shown(tensor)} is of shape {own} on {shown(device)}, but the one before is "
+                    f"of shape {shape}"
                 )
             for piece in partition.pieces(device):
                 assert isinstance(piece.start, tuple)

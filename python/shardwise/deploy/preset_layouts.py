@@ -56,7 +56,9 @@ def stages_of(model: PresetModel, layers: list[int] | None, extra: str, pp: int)
     if layers is None:
         return Stages.split(total, pp, extra)
     if len(layers) != pp or sum(layers) != total:
-        raise LayoutError(f"layers is {layers}, of {sum(layers)} layers; it must be {pp} stages of {total} in all")
+        raise LayoutError(
+            f"layers is {layers}, {sum(layers)} layers in all; it must have {pp} stages, with {total} layers in all"
+        )
     return Stages.of_counts(layers)
 
 
@@ -100,8 +102,8 @@ def layouts_of_file(
         for key in found.matching_rules(name):
             if _EXPERTS.search(key) is None:
                 raise LayoutError(
-                    f"the rules have {shown(key.removeprefix(found.prefix))} for experts and for others alike, and "
-                    r"experts are placed otherwise: give experts rules of their own, with experts\. in the key"
+                    f"the rules have {shown(key.removeprefix(found.prefix))} for both experts and other tensors, "
+                    r"but experts are placed differently: give experts rules of their own, with experts\. in the key"
                 )
     for key, rule in found.rules().items():
         layout, mesh = rule.layout, "dense"

@@ -30,8 +30,8 @@ class PresetModel(NamedTuple):
         types = model_types(self.config)
         if not types:
             raise LayoutError(
-                "the model's configuration names no model_type, which says whose rules to take: give its config.json, "
-                "or rules"
+                "the model's configuration has no model_type, so it is not known which rules to take: give its "
+                "config.json, or rules"
             )
         known = example_rules()
         for folder in (engine, *others):

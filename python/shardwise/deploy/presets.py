@@ -73,7 +73,7 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
     known = list(fields)
     said = f"{call.name} takes {', '.join(known)}"
     if len(call.values) > 1:
-        raise ParseError(f"{shown(text)}: only the first option, {known[0]}, goes without its name; {said}")
+        raise ParseError(f"{shown(text)}: only the first option, {known[0]}, can be given without its name; {said}")
     options = {**dict(zip(known, call.values, strict=False))}
     for name, value in call.options.items():
         if name not in known:
@@ -178,8 +178,8 @@ class _SGLang:
         refuse_stages(model, "sglang", pp)
         if pp > 1 and model.is_tied:
             raise LayoutError(
-                "the embedding and the output layer are tied, and the last stage of SGLang has one of its own: give "
-                "pp=1, or take shardwise.deploy.sglang for who holds what"
+                "the embedding and the output layer are tied, and the last stage of SGLang has an embedding of its "
+                "own: give pp=1, or use shardwise.deploy.sglang, which says what each device holds"
             )
         if tp % ep:
             raise LayoutError(f"ep is {ep}, which does not divide tp, {tp}")
@@ -188,8 +188,8 @@ class _SGLang:
         served, fused = model_of(model.config) if model.experts else None, self.fuse_shared_experts
         if served is not None and (fused or (fused is None and served.shared_stacked(ep))):
             raise LayoutError(
-                "on CUDA SGLang stacks the shared experts of this model after the routed ones, and these rules do not: "
-                "give fuse_shared_experts=false for a server that is told to hold them apart"
+                "on CUDA SGLang stacks the shared experts of this model after the routed ones, and these rules do "
+                "not: give fuse_shared_experts=false if the server keeps them separate"
             )
         stages = stages_of(model, self.layers, "last", pp)
         meshes = {

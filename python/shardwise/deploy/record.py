@@ -136,7 +136,7 @@ def record(
         differing = _differing(given, load, make, base, seen)
         if differing:
             raise LayoutError(
-                "the loader is not deterministic: with the same tensors it gives other values to "
+                "the loader is not deterministic: with the same tensors it gives different values to "
                 f"{_listed(differing)}; let it fill all of these, or start from the same values each time"
             )
         if computed == "refuse":

@@ -89,7 +89,7 @@ def _meshes(table: Any, place: str, numbers: NamedNumbers) -> dict[str, DeviceMe
 def _world(table: Any, place: str, meshes: Mapping[str, DeviceMesh], numbers: NamedNumbers) -> Any:
     if table is None:
         if not meshes:
-            raise ParseError(f"{place} is missing, and there are no meshes to tell its size")
+            raise ParseError(f"{place} is missing, and there are no meshes that give its size")
         table = {}
     check_table(table, place, optional={"size", "devices", "label"}, required=set())
     if "devices" in table:

@@ -48,7 +48,7 @@ def located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors: 
         if one is None or one.nbytes < least:
             held = "no memory" if one is None else f"{one.nbytes} bytes"
             raise LayoutError(
-                f"{shown(manifest.holder)} has {held} for {array_name(what, name)}, where the plan needs {least} bytes "
+                f"{shown(manifest.holder)} has {held} for {array_name(what, name)}, but the plan needs {least} bytes "
                 f"(manifest {manifest.digest})"
             )
         # The last block that begins no later, the longest of those that begin there: blocks of one's own are apart.

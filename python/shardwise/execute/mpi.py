@@ -312,7 +312,7 @@ def _agreed(all_of: CommRanks, failure: Exception | None, told: _Told) -> str:
     first = next((rank for rank, text in enumerate(texts) if text), 0)
     for rank, (_, other, budget, _) in enumerate(heard):
         if other != heard[0][1]:
-            raise LayoutError(f"rank {rank} has another plan, or other ranks, than rank 0")
+            raise LayoutError(f"rank {rank} and rank 0 have different plans, or different ranks")
         if budget != heard[0][2]:
             raise LayoutError(f"memory is {heard[0][2]} on rank 0, but {budget} on rank {rank}")
         if texts[rank] not in ("", texts[first]):
@@ -330,5 +330,5 @@ def _dtype_of(said: str) -> np.dtype[Any]:
         pass
     found = find_dtype(name)
     if found is None:
-        raise TypeError(f"out must be given: no name tells its dtype, {shown(said)}, to another rank")
+        raise TypeError(f"out must be given: its dtype, {shown(said)}, has no name that another rank could read")
     return found.numpy("out")

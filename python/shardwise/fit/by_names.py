@@ -130,7 +130,7 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
             raise LayoutError(f"pp is {pp}, and there are {count} layers")
         layers = [count // pp + (0 < pp - 1 - stage <= count % pp) for stage in range(pp)]
     if len(layers) != pp or sum(layers) != count:
-        raise LayoutError(f"layers is {shown(list(layers))}; it must be {pp} numbers, {count} in all")
+        raise LayoutError(f"layers is {shown(list(layers))}; it must have {pp} stages, with {count} layers in all")
     return Stages.of_counts(layers)
 
 

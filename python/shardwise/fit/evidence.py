@@ -164,7 +164,9 @@ def _check_shape(found: Judged, last: str, model: _KnownModel) -> None:
     other = tensor.shape[-3 - role.dim]
     if other != model.hidden:
         what = "columns" if role.dim == -2 else "rows"
-        raise _UnknownError(f"it has {other} {what}, and hidden_size is {model.hidden}: the name {last} means another")
+        raise _UnknownError(
+            f"it has {other} {what}, but hidden_size is {model.hidden}: the name {last} means something else here"
+        )
 
 
 def _is_latent(name: str) -> bool:
@@ -217,7 +219,7 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
         return found
     if role.heads == "linear":
         if not heads.linear or n % heads.linear:
-            raise _UnknownError(f"linear_num_key_heads is {heads.linear or 'not stated'}, and its dim has {n}")
+            raise _UnknownError(f"linear_num_key_heads is {heads.linear or 'not stated'}, but its dim has {n} elements")
         found = found._replace(rests_on=f"{found.rests_on}; linear_num_key_heads = {heads.linear}")
         return found if role.parts == 1 else _in_parts(found, n, model)
     if not heads.q:
@@ -230,7 +232,7 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
     if not _makes(role, n, heads, exact=bool(heads.size) and "kv_lora_rank" not in model.config):
         what = f"{heads.q} heads" if role.heads == "q" else f"{heads.q} and {kv} heads"
         each = f" of {heads.size}" if heads.size else ""
-        raise _UnknownError(f"its dim has {n}, which {what}{each} do not make")
+        raise _UnknownError(f"its dim has {n} elements, which does not agree with {what}{each}")
     return found._replace(heads=heads, rests_on=rests)
 
 
@@ -240,7 +242,9 @@ def _in_parts(found: Judged, n: int, model: _KnownModel) -> Judged:
     k, k_size, v, v_size = (_first(model.config, name) for name in names)
     keys, values = k * k_size, v * v_size
     if not values or n != 2 * keys + values:
-        raise _UnknownError(f"its dim has {n}, and two times {keys} of keys and {values} of values are not that")
+        raise _UnknownError(
+            f"its dim has {n} elements, but two times {keys} for keys and {values} for values do not add up to that"
+        )
     return found._replace(role=found.role._replace(parts=n // math.gcd(keys, values)))
 
 

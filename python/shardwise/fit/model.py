@@ -79,7 +79,7 @@ def _is_configuration(path: Any) -> bool:
 
 def _refuse_two(config: Config | None) -> None:
     if config is not None:
-        raise LayoutError("config is given, and model is a configuration itself: which of the two counts?")
+        raise LayoutError("config is given, but model is a configuration itself; give one of them")
 
 
 def _configured(config: Mapping[str, Any], rules: str | os.PathLike[str] | None) -> Known:

@@ -97,9 +97,9 @@ class RatioFit(NamedTuple):
         if self.quantized:
             raise LayoutError(f"{shown(self.quantized[0])} is quantized; tilings by a ratio are of whole elements")
         if self.verdict not in ("fits", "rounded"):
-            raise LayoutError(f"the ratio {self.text} is {self.verdict}, so nothing says who holds what")
+            raise LayoutError(f"the ratio {self.text} is {self.verdict}, so it is not known which device holds what")
         if len(devices) != len(self.ratio):
-            raise LayoutError(f"devices has {len(devices)} labels, and the ratio {self.text} is of {len(self.ratio)}")
+            raise LayoutError(f"devices has {len(devices)} labels, but the ratio {self.text} needs {len(self.ratio)}")
         made: dict[Any, Tiling] = {}
         found = {}
         for name, shape, dim, every in self.cuts:

@@ -137,8 +137,9 @@ def _check_method(config: Mapping[str, Any]) -> None:
         stated_method(quantization_of(config))
     except ParseError as error:
         raise ParseError(
-            f"{error}; its blocks are not known, so neither is a size that fits: `shardwise report`, with rules "
-            "for the names of what is stored and a configuration without it (--config), shows how that is cut"
+            f"{error}; its blocks are not known, so the sizes that fit are not known. `shardwise report` shows how "
+            "the stored tensors are cut: give it rules for their names, and a configuration without "
+            "quantization_config (--config)"
         ) from None
 
 

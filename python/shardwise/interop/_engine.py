@@ -49,9 +49,7 @@ def engine_rules(engine: str, config: Mapping[str, Any]) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise LayoutError(
-                f"the model is of the type {shown(types)}, for which there are {', '.join(found)}; name one"
-            )
+            raise LayoutError(f"several rules are for models of the type {shown(types)}: {', '.join(found)}; name one")
     raise LayoutError(
         f"there are no rules of {engine} for a model of the type {shown(types)}; `shardwise rules` lists those of the "
         "package; you can give a file of your own"
@@ -117,8 +115,8 @@ class RankRules(NamedTuple):
         theirs = tuple(parameter.shape)
         if theirs != held:
             raise LayoutError(
-                f"{shown(name)} has the shape {theirs} in the model, and {held} by {self.source} on rank {self.rank} "
-                f"of {self.ranks}: the engine places it otherwise"
+                f"{shown(name)} has the shape {theirs} in the model, but {held} by {self.source} on rank {self.rank} "
+                f"of {self.ranks}: the engine cuts it differently"
             )
         if not (parameter.is_floating_point() or str(parameter.dtype) == f"torch.{tensor.dtype}"):
             raise LayoutError(f"{shown(name)} is {parameter.dtype} in the model, and {tensor.dtype} in the file")

@@ -79,7 +79,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
     if len(shapes) > 1:
         raise refused("its parts are segments of several sizes")
     if not 1 <= outer * shards <= _LARGEST:
-        raise refused(f"it has {shown(outer)} segments, where there are 1 to {_LARGEST // shards}")
+        raise refused(f"it has {shown(outer)} segments; there must be 1 to {_LARGEST // shards}")
     return StridedCut(outer, merged_axes(axes, mesh))
 
 

@@ -213,8 +213,8 @@ class CheckpointReader:
         value = source.value()
         if (other := _not_plain(value)) is not None:
             raise LayoutError(
-                f"{shown(name)} holds {other}; to make it would run code that a file names: leave it out of the "
-                "state dict"
+                f"{shown(name)} holds {other}; to read it, code that the file names would have to run: leave it out "
+                "of the state dict"
             )
         file = io.BytesIO()
         torch.save(value, file)

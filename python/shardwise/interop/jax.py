@@ -84,7 +84,8 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
     entries = tuple(getattr(spec, "partitions", spec))
     if reduced:
         raise LayoutError(
-            f"spec has the reduced axes {sorted(reduced)}, which say how gradients come back; a layout cannot do so"
+            f"spec has the reduced axes {sorted(reduced)}, which say how gradients come back; a layout cannot express "
+            "that"
         )
     if len(entries) > dims:
         raise LayoutError(f"spec {spec} has {len(entries)} entries, but the tensor has {dims} dims")

@@ -329,7 +329,7 @@ def _string(text: str) -> str:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise LayoutError(f"{shown(text)} cannot be written as UTF-8, in which MLIR's strings are") from error
+        raise LayoutError(f"{shown(text)} cannot be written as UTF-8, which MLIR's strings need") from error
     special = {ord('"'): r"\22", ord("\\"): r"\\"}
     letters = [special.get(byte) or (chr(byte) if 32 <= byte < 127 else rf"\{byte:02X}") for byte in data]
     return f'"{"".join(letters)}"'

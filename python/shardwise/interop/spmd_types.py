@@ -116,7 +116,9 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
         elif kind != "V" and name in placed:
             raise LayoutError(f"axis {shown(name)} is {kind}, but the spec has it too")
         elif kind == "V" and name not in placed and mesh.axis_size(name) > 1:
-            raise LayoutError(f"axis {shown(name)} is V: its values differ, and nothing says by which dim; S(dim) does")
+            raise LayoutError(
+                f"axis {shown(name)} is V: its values differ, but the dim that it cuts is not stated; S(dim) states it"
+            )
     large = {dim: [name for name in names if mesh.axis_size(name) > 1] for dim, names in cut.items()}
     if spec is None and (twice := next((dim for dim, names in large.items() if len(names) > 1), None)) is not None:
         raise LayoutError(

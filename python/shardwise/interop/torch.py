@@ -201,7 +201,7 @@ def _check_torch_agrees(sharded: ShardedArray) -> None:
         i = int(wrong[0])
         device = partition.device_mesh.device(i)
         raise LayoutError(
-            f"device {shown(device)} holds {partition.box(device)}, where PyTorch gives it different elements: a local "
+            f"device {shown(device)} holds {partition.box(device)}, but PyTorch gives it different elements: a local "
             f"tensor of shape {tuple(shards.shapes[i].tolist())} that begins at {tuple(shards.offsets[i].tolist())}; "
             'uneven="chunk" is its rule for axes in mesh order'
         )
@@ -220,7 +220,7 @@ def _check_pieces_agree(sharded: ShardedArray, placements: list[Placement]) -> N
             not is_empty and ours != theirs
         ):
             raise LayoutError(
-                f"device {shown(device)} holds {shown(ours)} along the dims, where PyTorch gives it {shown(theirs)}; "
+                f"device {shown(device)} holds {shown(ours)} along the dims, but PyTorch gives it {shown(theirs)}; "
                 'uneven="chunk" is its rule for axes in mesh order'
             )
 

@@ -169,7 +169,7 @@ def type_tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
         made, real = TypeTensors(table, "what was learned").shapes({**config, "architectures": None}), shapes_of(config)
     if made != real:
         names = [name for name in {**made, **real} if made.get(name) != real.get(name)]
-        raise LayoutError(f"what was learned does not hold for the configuration itself: {', '.join(names[:4])}")
+        raise LayoutError(f"the learned rules do not hold for the configuration itself: {', '.join(names[:4])}")
     return table
 
 

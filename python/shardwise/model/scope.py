@@ -94,8 +94,8 @@ class LayoutScope:
         mesh = layout_map.device_mesh
         if mesh is None:
             raise LayoutError(
-                "layout_map has no device_mesh, over which a variable that no rule matches would be replicated; "
-                "make it as LayoutMap(device_mesh)"
+                "layout_map has no device_mesh, and variables that no rule matches are replicated over it; make it "
+                "as LayoutMap(device_mesh)"
             )
         self._layout_map = layout_map
         self._device_mesh = mesh

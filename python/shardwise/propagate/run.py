@@ -142,7 +142,7 @@ class Devices:
         for box, shard in zip(boxes, shards, strict=True):
             part = found[box]
             if not (np.array_equal(part, shard) or np.allclose(part, shard, equal_nan=True)):
-                raise LayoutError(f"value {value}: devices that should have the same elements have others")
+                raise LayoutError(f"value {value}: devices that should have the same elements have different ones")
         return found
 
     def _shards(self, value: int, specs: Specs) -> list[Array]:
@@ -227,7 +227,7 @@ def _added(
     for shards, box, addend in zip(found, boxes, addends, strict=True):
         known = parts.setdefault(str(box), {}).setdefault(addend, shards)
         if not all(np.allclose(*pair, equal_nan=True) for pair in zip(known, shards, strict=True)):
-            raise LayoutError("devices that should have the same addends have others")
+            raise LayoutError("devices that should have the same addends have different ones")
     sums = {box: functools.reduce(functools.partial(_sum, op), of_box.values()) for box, of_box in parts.items()}
     return [sums[str(box)] for box in boxes]
 

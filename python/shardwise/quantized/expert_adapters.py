@@ -75,7 +75,7 @@ def _logical(
     base, _, last = module.rpartition(".")
     try:
         if set(factors) != {"A", "B"}:
-            raise LayoutError(f"its adapter has {', '.join(sorted(factors))}: of experts A and B are known")
+            raise LayoutError(f"its adapter has {', '.join(sorted(factors))}: for experts only A and B are known")
         down, up = factors["A"][2], factors["B"][2]
         experts, rows, columns, is_joined = _dims(down, up, config)
         if last == "experts":
@@ -121,7 +121,9 @@ def by_expert(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
         one, *more = spec.parts
         axes, uneven = one.axes, one.uneven
         if more or one != part(one.factors[-1:], 0, axes, uneven):
-            raise LayoutError(f"its experts are cut as {spec}, which the dim of experts and rank does not follow")
+            raise LayoutError(
+                f"its experts are cut as {spec}, and the dim that holds experts and ranks cannot follow that"
+            )
     else:
         axes = (spec,) if isinstance(spec, str) else tuple(spec or ())
     rank = component.shape[0 if is_down else 1] // experts
@@ -137,13 +139,13 @@ def _dims(down: tuple[int, ...], up: tuple[int, ...], config: Mapping[str, Any])
     """The number of experts, the rows and columns of an expert's weight, and whether experts and rank are one dim."""
     if len(down) == len(up) == 3:
         if down[0] != up[0] or down[1] != up[2]:
-            raise LayoutError(f"its factors {down} and {up} do not have one rank and one number of experts")
+            raise LayoutError(f"its factors {down} and {up} have different ranks or numbers of experts")
         return down[0], up[1], down[2], False
     if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
-        raise LayoutError(f"its factors {down} and {up} do not have one rank")
+        raise LayoutError(f"its factors {down} and {up} have different ranks")
     experts = _sizes(config).experts
     if down[0] % experts:
-        raise LayoutError(f"its factors have {down[0]} ranks of all experts together, which {experts} do not divide")
+        raise LayoutError(f"the ranks of all its experts add up to {down[0]}, which {experts} experts do not divide")
     return experts, up[0], down[1], True
 
 
@@ -153,8 +155,8 @@ def _sizes(config: Mapping[str, Any]) -> _ExpertSizes:
     numbers = [one[1] for one in found if one is not None and type(one[1]) is int and one[1] > 0]
     if len(numbers) != len(found):
         raise LayoutError(
-            "it is of all experts, and nothing says how many there are, and of which sizes: A has one expert after the "
-            "other, B has them in turn; the model's config.json says it (--config)"
+            "it is for all experts: A has one expert after the other, B has them in turn. Their number and sizes are "
+            "not known; the model's config.json says them (--config)"
         )
     return _ExpertSizes(*numbers)
 
@@ -205,7 +207,7 @@ def _target(base: str, last: str, rewrites: Rewrites | None) -> tuple[str, tuple
         return own, ()
     targets = {steps[-1].name for steps in found if steps}
     if not all(len(steps) == 1 for steps in found) or len(targets) != 1:
-        raise LayoutError(f"the rules join {own} in another way")
+        raise LayoutError(f"the rules join {own} differently")
     target = found[0][0].rewrite.target
     order = tuple(target.packed.names) if target.packed is not None else ()
     wanted = tuple(steps[0].part for steps in found) if len(found) == 2 else ()

@@ -34,7 +34,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
         shape, block, nested = _state(group, said)
     if -(-math.prod(shape) // 2) != math.prod(stored):
         raise ParseError(
-            f"{shown(group.name)} has the shape {stored}; for a weight of {shape} it must hold half as many"
+            f"{shown(group.name)} has the shape {stored}; for a weight of {shape} it must hold half as many elements"
         )
     count = -(-math.prod(shape) // block)
     if group.shape("absmax") != (count,):
@@ -74,7 +74,7 @@ def _state(group: WeightGroup, said: bytes) -> tuple[tuple[int, ...], int, int]:
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         raise ParseError(f"{shown(group.name)}: its {_STATE} is not an object with shape and blocksize") from None
     if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**40 for size in numbers):
-        raise ParseError(f"{shown(group.name)}: its {_STATE} says invalid sizes: {shown(numbers)}")
+        raise ParseError(f"{shown(group.name)}: its {_STATE} has invalid sizes: {shown(numbers)}")
     if len(shape) < 1 or len(shape) > 64:
-        raise ParseError(f"{shown(group.name)}: its {_STATE} says a shape of {len(shape)} dims")
+        raise ParseError(f"{shown(group.name)}: its {_STATE} has a shape of {len(shape)} dims")
     return shape, numbers[0], numbers[1]

@@ -265,7 +265,8 @@ def _method(
     method = stated_method(given) or _method_of(tensors)
     if method is None and given:
         raise StatedError(
-            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}"
+            "quantization_config has no quant_method, and the tensors' names do not show one; it says "
+            f"{shown(dict(given))}"
         )
     return method, given
 

@@ -322,7 +322,7 @@ def mlx(group: WeightGroup) -> LogicalTensor | None:
     if said is False:
         raise ParseError(f"{shown(group.name)} has scales, and quantization says that it is not quantized")
     if group.dtype("weight") != "U32":
-        raise ParseError(f"{shown(group.name)}: its weight is {group.dtype('weight') or 'missing'}; of MLX it is U32")
+        raise ParseError(f"{shown(group.name)}: its weight is {group.dtype('weight') or 'missing'}; MLX needs U32")
     given = Given({**group.given.config, **(said if isinstance(said, Mapping) else {})}, None)
     mode, bits, size = given.config.get("mode") or "affine", given.integer("bits"), given.integer("group_size")
     if bits is None or size is None or bits not in (2, 3, 4, 5, 6, 8) or _MODES.get(mode, (bits, size)) != (bits, size):

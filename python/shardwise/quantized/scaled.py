@@ -94,8 +94,8 @@ def modelopt(group: WeightGroup) -> LogicalTensor | None:
     if "weight_scale_2" in group.members or (group.dtype("weight") == "U8" and "weight_scale" in group.members):
         if group.dtype("weight_scale") not in ("F8_E4M3", ""):
             raise ParseError(
-                f"{shown(group.name)}: its weight_scale is {group.dtype('weight_scale')}; of ModelOpt's 4-bit forms "
-                "NVFP4 is known, with F8_E4M3"
+                f"{shown(group.name)}: its weight_scale is {group.dtype('weight_scale')}; only NVFP4 of ModelOpt's "
+                "4-bit forms is known, and it needs F8_E4M3"
             )
         group.shape("weight_scale_2")
         return four_bits(group, "weight", _group_size(group.given), "NVFP4")
@@ -140,7 +140,7 @@ def mxfp8(group: WeightGroup) -> LogicalTensor | None:
         return None
     tail = "weight_scale_inv" if "weight_scale_inv" in group.members else "weight_scale"
     if group.dtype(tail) not in _E8M0:
-        raise ParseError(f"{shown(group.name)}: its {tail} is {group.dtype(tail)}; of MXFP8 it is U8 or F8_E8M0")
+        raise ParseError(f"{shown(group.name)}: its {tail} is {group.dtype(tail)}; MXFP8 needs U8 or F8_E8M0")
     return scaled_in_groups(group, group.matrix("weight"), tail)
 
 

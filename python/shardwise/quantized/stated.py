@@ -56,7 +56,7 @@ def stated_tensors(
             if method is None and given:
                 raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
         except ParseError as error:
-            raise ParseError(f"{error}; a configuration without it tells of weights that are not quantized") from None
+            raise ParseError(f"{error}; if the weights are not quantized, give a configuration without it") from None
         said = config.get("dtype") or config.get("torch_dtype")
         dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
         made = None if method is None else _MAKERS[method](Given(given, None), dtype)
@@ -268,7 +268,9 @@ def _auto_round(given: Given, dtype: str) -> _PartsMaker:
     check_extra(given.config)
     whole = [name for name, own in (given.config.get("extra_config") or {}).items() if own.get("bits", 0) >= 16]
     if patterns := [name for name in whole if not re.fullmatch(r"[\w.]+", name)]:
-        raise StatedError(f"quantization_config: extra_config names layers by {shown(patterns[0])}, which is no name")
+        raise StatedError(
+            f"quantization_config: extra_config names layers by {shown(patterns[0])}, which is not a name"
+        )
     left_out = Modules("extra_config", whole, lambda text: rf"(?:.*\.)?{re.escape(text)}$")
     packed = _awq(given, dtype) if "awq" in str(given.config.get("packing_format")) else _gptq(given, dtype)
 

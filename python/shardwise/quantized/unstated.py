@@ -30,8 +30,8 @@ def check_known(found: Components, layouts: Any = None) -> None:
     is_by_name = layouts is not None and placing_of(layouts).names is not None
     if found.refused and not is_by_name:
         raise ParseError(
-            f"{found.refused}; to cut each stored tensor by a rule for its own name, give a configuration without it "
-            "(--config)"
+            f"{found.refused}; to cut each stored tensor by a rule for its own name, give a configuration without "
+            "quantization_config (--config)"
         )
 
 
@@ -69,16 +69,16 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
             where = f", a part of {shown(weight)}," if is_beside else ""
             if found.method is not None:
                 raise ParseError(
-                    f"{shown(name)} is of {dtype.name}, without the scales or states of a weight of {found.method}, so "
-                    "nothing says how its rule is to cut it: look for what was left out next to it, or give rules for "
-                    "the names of what is stored that do not say models, and a configuration without "
+                    f"{shown(name)} is of {dtype.name}, without the scales or states of a weight of {found.method}, "
+                    "so it is not known how its rule cuts it: look for the missing tensors next to it, or give rules "
+                    "without `models`, for the names of the stored tensors, and a configuration without "
                     "quantization_config (--config)"
                 )
             raise ParseError(
-                f"{shown(name)}{where} is of {dtype.name}, as of a quantized weight, and nothing says how it is "
-                f"quantized; rules for models of the type {' or '.join(placing.models)} are for weights that are not: "
-                "give a configuration with its quantization_config (--config), or rules for the names of what is "
-                "stored that do not say models"
+                f"{shown(name)}{where} is of {dtype.name}, like a quantized weight, but nothing says how it is "
+                f"quantized; rules for models of the type {' or '.join(placing.models)} are for weights without "
+                "quantization: give a configuration with its quantization_config (--config), or rules without "
+                "`models`, for the names of the stored tensors"
             )
 
 

@@ -72,7 +72,7 @@ class Arrangement:
             known = math.prod(found[name] for name in group if name in found)
             if len(unknown) > 1:
                 which = f"neither {unknown[0]} nor {unknown[1]}"
-                raise LayoutError(f"dim {dim} is {_written(group, {})}, and the size of {which} is given")
+                raise LayoutError(f"dim {dim} is {_written(group, {})}, but the size of {which} is given")
             if unknown and known and size % known == 0:
                 found[unknown[0]] = size // known
             elif unknown or known != size:
@@ -129,7 +129,7 @@ def parse_arrangement(text: str, sizes: Mapping[str, int] | None = None) -> Arra
         elif mark == "->" and group is None and len(sides) == 1:
             sides.append([])
         else:
-            raise ParseError(f"{mark!r} at character {token.start('mark')} has no place there in {shown(text)}")
+            raise ParseError(f"{mark!r} at character {token.start('mark')} is not allowed there, in {shown(text)}")
         if count > 2 * _MOST:
             raise LayoutError(f"dims have up to {_MOST} names, got {shown(text)}")
     if group is not None or len(sides) != 2:

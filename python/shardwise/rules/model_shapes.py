@@ -310,9 +310,10 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
         near = [one for kind in types for one in get_close_matches(str(kind), known)]
         also = f", such as {', '.join(dict.fromkeys(near))}" if near else ""
         raise ParseError(
-            f"the configuration: model_type is {given}; the tensors are known of {len(known)} other types{also}; "
+            f"the configuration: model_type is {given}; the tensors of {len(known)} other types are known{also}; "
             "`shardwise rules --record transformers config.json`, where transformers is installed, makes a file that "
-            "states them, for --rules; of other models a file states them under [tensors], or give the checkpoint"
+            "states them, for --rules. For other models write a file that states them under [tensors], or give the "
+            "checkpoint"
         )
     layer_of, is_tied = _FAMILIES[family]
     before, after, output, prefix = _AROUND.get(family, _USUAL)

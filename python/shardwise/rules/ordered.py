@@ -126,7 +126,9 @@ def partition_rules_of(
 
 def _spec(key: str, rule: LayoutRule) -> tuple[Any, ...]:
     if rule.layout.unreduced or rule.uneven not in (None, "even"):
-        raise LayoutError(f"rule {shown(key)} has unreduced axes or an uneven rule, which no list of specs has")
+        raise LayoutError(
+            f"rule {shown(key)} has unreduced axes or an uneven rule; a list of specs cannot express them"
+        )
     return rule.layout.axes
 
 

@@ -193,7 +193,9 @@ def _side(key: str, value: Any, numbers: NamedNumbers) -> Side:
     if packed is not None and value.get("zigzag") is not None:
         raise LayoutError(f"{key}: a dim is packed or in zigzag order, not both")
     if dims is not None and (transpose or value.get("stack") is not None):
-        raise LayoutError(f"{key}: dims says what is stacked and transposed, so stack and transpose are not given too")
+        raise LayoutError(
+            f"{key}: dims says what is stacked and transposed, so stack and transpose cannot be given too"
+        )
 
     def number(name: str) -> int | None:
         given = value.get(name)
@@ -277,8 +279,8 @@ def _by_part(key: str, side: Side) -> Side:
         return side
     if len(choices) > 1 or side.packed is not None or len(side.names) > 1:
         raise LayoutError(
-            f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side; one choice of a side without "
-            "parts and packed may be, which names its parts"
+            f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side; such a choice names the parts "
+            "of its side, which must have one choice only, and neither parts nor packed"
         )
     if side.also:
         raise LayoutError(
@@ -286,7 +288,7 @@ def _by_part(key: str, side: Side) -> Side:
         )
     (choice,), (_, template) = choices, side.names[0]
     if "" in choice:
-        raise LayoutError(f"{key}: the choice {{{','.join(choice)}}} names its parts, one of which has no name")
+        raise LayoutError(f"{key}: the choice {{{','.join(choice)}}} names its parts, but one of them has no name")
     return replace(side, names=tuple((text, template.chosen(choice, text)) for text in choice))
 
 
@@ -317,7 +319,7 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
     if bool(source.parts) != bool(target.parts):
         key, parts = ("to", source.parts) if source.parts else ("from", target.parts)
         raise LayoutError(
-            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and nothing states their order: packed does"
+            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and nothing states their order; packed would"
         )
     if set(source.parts) != set(target.parts):
         raise LayoutError(f"from has the parts {shown(list(source.parts))}, to {shown(list(target.parts))}")

@@ -194,7 +194,7 @@ class Rewrites:
 def _check_count(what: str, count: int) -> None:
     if count > _MOST_REWRITES:
         raise LayoutError(
-            f"{what}: {count:,} and more once their choices are written out; at most {_MOST_REWRITES:,} are"
+            f"{what}: {count:,} or more rewrites once their choices are written out; the limit is {_MOST_REWRITES:,}"
         )
 
 

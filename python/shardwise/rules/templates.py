@@ -258,7 +258,7 @@ class NameIndex:
         if self._tried > self._most:
             raise LayoutError(
                 f"the rewrites would take more than {self._most:,} comparisons with the {len(self.order):,} names: "
-                "too many templates match too many of them, or have no part between dots as it is in few names"
+                "too many templates match too many names, or have no part between dots that only a few names have"
             )
 
     def _candidates(self, template: Template) -> Collection[str]:

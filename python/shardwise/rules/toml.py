@@ -293,8 +293,7 @@ def _spec(entry: Any, place: str, numbers: NamedNumbers) -> str | tuple[str, ...
     if isinstance(entry, str):
         if entry in NOT_CUT:
             raise ParseError(
-                f"{place} is {entry!r}; a dim that is not cut is [] in a rules file, and an axis of that name "
-                f"[{entry!r}]"
+                f"{place} is {entry!r}; write [] for a dim that is not cut, and [{entry!r}] for an axis of that name"
             )
         return entry
     if isinstance(entry, list):

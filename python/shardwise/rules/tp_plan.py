@@ -189,8 +189,8 @@ def rules_of_loaded(
     if lacking := sorted(name for name, axes in cuts.items() if any(axes) and name not in made):
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise LayoutError(
-            f"transformers cuts the parameter {shown(lacking[0])}{others}, and none of the {len(tensors)} tensors that "
-            f"it loads becomes that, such as {', '.join(map(shown, list(tensors)[:3]))}"
+            f"transformers cuts the parameter {shown(lacking[0])}{others}, but makes it from none of the "
+            f"{len(tensors)} tensors that it loads, such as {', '.join(map(shown, list(tensors)[:3]))}"
         )
     found: dict[str, dict[str, Axes]] = {}
     for name, tensor in tensors.items():
@@ -256,15 +256,15 @@ def _axes_in_file(
             whole = ", ".join(map(shown, tensor.parameters))
             raise LayoutError(
                 f"transformers makes {whole} of {shown(name)} ({step}), and cuts it so that no rule for that tensor "
-                "says what a rank has; save the model by save_pretrained(…, save_original_format=False) "
-                "and make the rules of that folder, whose names are those in memory"
+                "says what a rank has; save the model by save_pretrained(…, save_original_format=False) and make the "
+                "rules from that folder, which has the names of the parameters in memory"
             )
         items = undone
     axes = items[tensor.source[0]] if len(items) > 1 else items[0]
     if tensor.rank is not None and len(axes) != tensor.rank:
         raise LayoutError(
-            f"{shown(name)} has {tensor.rank} dims, and transformers makes a parameter of {len(axes)} of it: the "
-            "configuration is of another model, or the tensor is packed"
+            f"{shown(name)} has {tensor.rank} dims, but transformers makes a parameter of {len(axes)} dims from it: "
+            "the configuration is of another model, or the tensor is packed"
         )
     return axes
 

@@ -124,13 +124,13 @@ class TypeTensors:
         kind = config.get("model_type")
         if kind not in (None, self.type):
             raise ParseError(
-                f"{self._source} has the tensors of the model_type {shown(self.type)}, the configuration is of "
-                f"{shown(kind)}: record it, with `shardwise rules --record transformers config.json`"
+                f"{self._source} has the tensors of the model_type {shown(self.type)}, but the configuration is of "
+                f"{shown(kind)}: record that type, with `shardwise rules --record transformers config.json`"
             )
         named, own = config.get("architectures"), self._table.get("class")
         if named and own and list(named) != [own]:
             raise ParseError(
-                f"the configuration: architectures is {shown(list(named))}; the tensors are known of {own}"
+                f"the configuration: architectures is {shown(list(named))}; only the tensors of {own} are known"
             )
         for key, value in self._table.get("fixed", {}).items():
             given = values.get(key)

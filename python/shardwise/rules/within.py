@@ -80,7 +80,7 @@ def layout_before(layout: TensorLayout, steps: Sequence[Within]) -> TensorLayout
         try:
             axes = _before(axes, step)
         except LayoutError as error:
-            raise LayoutError(f"by its rewrite to {shown(step.name)}, {error}") from None
+            raise LayoutError(f"in its rewrite to {shown(step.name)}, {error}") from None
     return TensorLayout(axes, layout.device_mesh, unreduced=layout.unreduced)
 
 
@@ -153,7 +153,7 @@ def _part_of(spec: Spec, label: str) -> Spec:
     if not _is_cut(spec):
         return None
     if not isinstance(spec, PackedDim) or label not in spec.names:
-        raise LayoutError(f"the fused dim is cut as a whole by {shown(spec)}, which names no part {shown(label)}")
+        raise LayoutError(f"the fused dim is cut as a whole by {shown(spec)}, which has no part {shown(label)}")
     found = [made for one in spec.parts if (made := _only(one, label)) is not None]
     return PackedDim(tuple(found), spec.numbers)
 

@@ -66,7 +66,7 @@ def adapted(
     if len(shape) != 2:
         if len(shape) > 2:
             raise LayoutError(
-                f"lora: {shown(name)} has {len(shape)} dims, and adapters are known of matrices only; narrow targets"
+                f"lora: {shown(name)} has {len(shape)} dims, and adapters are known for matrices only; narrow targets"
             )
         return
     base = name.removesuffix(".weight")

@@ -140,8 +140,8 @@ def _check_together(sharding: str, optimizer: Optimizer | None) -> None:
     name = None if optimizer is None else optimizer.name
     if name == "muon" and sharding in ("fsdp1", "zero1", "zero2", "zero3", "megatron"):
         raise LayoutError(
-            f"optimizer is 'muon', which takes matrices, and {sharding} has flat parts of them: what it "
-            "keeps there is not known; known are none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp"
+            f"optimizer is 'muon', which takes matrices, and {sharding} has flat parts of them: what Muon keeps for "
+            "them is not known; use one of none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp"
         )
     if name == "adafactor" and sharding in ("fsdp2", "hsdp"):
         raise LayoutError(
@@ -149,6 +149,6 @@ def _check_together(sharding: str, optimizer: Optimizer | None) -> None:
         )
     if name == "adam8bit" and sharding in ("fsdp2", "hsdp"):
         raise LayoutError(
-            f"optimizer is 'adam8bit', whose blocks under {sharding} are not known; known are ddp, fsdp1, "
-            "zero1, zero2 and zero3"
+            f"optimizer is 'adam8bit', whose blocks under {sharding} are not known; use one of ddp, fsdp1, zero1, "
+            "zero2 and zero3"
         )

@@ -111,9 +111,9 @@ def key_value_caches(
     layers = (stated(said, "layers") or ("", None))[1]
     if not found or (type(layers) is int and len({cache.name.rpartition(".")[0] for cache in found}) < layers):
         raise LayoutError(
-            f"the caches of {len({cache.name.rpartition('.')[0] for cache in found})} layers are known, of "
-            f"{layers if layers is not None else 'an unknown number'}: the others have no k_proj, v_proj, "
-            f"qkv_proj or kv_a_proj_with_mqa; {_BY_HAND}"
+            f"the caches of {len({cache.name.rpartition('.')[0] for cache in found})} layers are known, out of "
+            f"{layers if layers is not None else 'an unknown number'}: the others have no k_proj, v_proj, qkv_proj or "
+            f"kv_a_proj_with_mqa; {_BY_HAND}"
         )
     return tuple(found)
 

@@ -38,8 +38,8 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateS
         bits = group[0].bits
         if any(part.bits != bits for part in group):
             raise LayoutError(
-                f"{recipe.sharding}: a parameter group has several dtypes, which DeepSpeed does not take; weights is "
-                "the one dtype of all"
+                f"{recipe.sharding}: a parameter group has several dtypes, which DeepSpeed does not take; weights "
+                "gives all of them one dtype"
             )
         if recipe.round_robin:
             group = [part for first in range(min(ways, len(group))) for part in group[first::ways]]

@@ -66,8 +66,8 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
             if not isinstance(given, (tuple, list)) or len(given) != 2 or not isinstance(given[0], (tuple, list)):
                 if weights is None or not isinstance(given, (tuple, list)):
                     raise TypeError(
-                        f"tensors[{shown(name)}] must be a shape and a dtype, got {shown(given)}; with weights a shape "
-                        "will do"
+                        f"tensors[{shown(name)}] must be a shape and a dtype, got {shown(given)}; if weights is "
+                        "given, a shape is enough"
                     )
                 given = given, weights
             shape, dtype = given
@@ -124,5 +124,5 @@ def with_adapters(
         for name, shape, dims in adapted(lora, weight, logical.get(weight, tensor.look.shape)):
             made.append(ModelTensor(name, TensorLook(shape, lora.bits, True), (weight, dims)))
     if len(made) == len(tensors):
-        raise LayoutError(f"lora: {shown(lora.targets)} is found in no name of a matrix")
+        raise LayoutError(f"lora: {shown(lora.targets)} matches the name of no matrix")
     return made

@@ -62,8 +62,8 @@ class PlacedTensors:
         if sharding == "none":
             if over is not None:
                 raise LayoutError(
-                    "over is for what shards the state; sharding is 'none', so the rules alone cut: leave over out, or "
-                    f"give another sharding: {', '.join(SHARDINGS)}"
+                    "over is for a sharding of the state, but sharding is 'none', so only the rules cut: leave over "
+                    f"out, or give another sharding: {', '.join(SHARDINGS)}"
                 )
             return ()
         known = dict.fromkeys(axis for mesh in self.meshes for axis in mesh.axis_names)
@@ -123,7 +123,9 @@ class PlacedTensors:
         if tensor.name in self.followers:
             leader, made = self.followers[tensor.name]
             if isinstance(made, str):
-                raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
+                raise LayoutError(
+                    f"tensor {shown(tensor.name)}, which follows {shown(leader)}, cannot be placed: {made}"
+                )
             return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self.uneven)
         name, dims = tensor.follows or (tensor.name, None)
         layout, own, _ = self._placing.placed(name, len(tensor.look.shape) if dims is None else 2).by_layout()

@@ -112,7 +112,7 @@ def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Sta
         if any(part.bits != bits for part in own):
             raise LayoutError(
                 f"fsdp1: the unit {shown(unit)} has parameters of several dtypes, which FSDP1 does not flatten "
-                "together: give as units a regular expression that tells them apart"
+                "together: give as units a regular expression that separates them"
             )
         trained = [part for part in own if part.trained and recipe.optimizer is not None]
         if trained and not recipe.aligned and len(trained) < len(own):

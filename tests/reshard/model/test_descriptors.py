@@ -331,7 +331,7 @@ class TestFiles:
             return rows
 
         assert self.forged(tmp_path / "part", {}, lambda rows: rows) == self.plan().descriptors("cpu:0")
-        with refused(ParseError, "has a row that reaches further than memory can"):
+        with refused(ParseError, "has a row that reaches beyond the addresses of memory"):
             self.forged(tmp_path / "part", {}, change)
 
     @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ class TestFiles:
                 rows[field][0] = value
                 return rows
 
-            with refused(ParseError, "has a row of a peer or a tensor that is not there"):
+            with refused(ParseError, "has a row of a peer or a tensor that does not exist"):
                 self.forged(tmp_path / "part", {}, change)
 
     def test_names_that_utf8_has_not(self, tmp_path: Path) -> None:

@@ -200,5 +200,5 @@ def test_manifests_prove_memory_and_cut_files(tmp_path: Path) -> None:
         assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
             n: a.tolist() for n, a in whole.items()
         }
-    with pytest.raises(LayoutError, match="tensor 'k': the layouts list its boxes, and files are cut by layouts"):
+    with pytest.raises(LayoutError, match="tensor 'k': its layout is only a list of boxes"):
         sw.reshard_checkpoint(tmp_path / "whole", tmp_path / "no", by_boxes, sync=False)

@@ -130,7 +130,7 @@ def test_keys_that_are_records_have_the_names_of_what_they_stand_for(tmp_path: P
 def test_a_folder_in_which_a_checkpoint_lies_names_it(tmp_path: Path) -> None:
     (tmp_path / "step" / "actor").mkdir(parents=True)
     sw.save_checkpoint(tmp_path / "step" / "actor" / "model.safetensors", FULL)
-    with pytest.raises(sw.ParseError, match="not a checkpoint itself; its folder 'actor' is one"):
+    with pytest.raises(sw.ParseError, match="not a checkpoint itself; open its folder 'actor', which is one"):
         sw.open_checkpoint(tmp_path / "step")
     same_tensors(tmp_path / "step" / "actor", FULL)
 

@@ -118,7 +118,9 @@ def test_a_file_that_is_a_copy_of_another_ranks_is_named(tmp_path: Path) -> None
     second = tmp_path / "a" / "consolidated.01.safetensors"
     good = load_file(second)
     shutil.copy(tmp_path / "a" / "consolidated.00.safetensors", second)
-    with pytest.raises(sw.ParseError, match=r"ranks 0 and 1 begin alike in all 2 tensors.* a copy of the other"):
+    with pytest.raises(
+        sw.ParseError, match=r"ranks 0 and 1 begin with the same values in all 2 tensors.* a copy of the other"
+    ):
         sw.open_checkpoint(tmp_path / "a", layouts=rules())
     save_file({**good, "w": WHOLE["w"][:4]}, second)
     with sw.open_checkpoint(tmp_path / "a", layouts=rules()) as checkpoint:

@@ -77,7 +77,7 @@ def test_one_file_of_a_folder(name: str, tmp_path: Path) -> None:
     folder = cut(tmp_path / "d4")
     path = tmp_path / name
     shutil.copy(folder / "shard-00003-model-00001-of-00001.safetensors", path)
-    refused(path, "files of a checkpoint", "open the folder that has them all")
+    refused(path, "files of a checkpoint", "open the folder that has all parts")
     with sw.open_checkpoint(path, part=True) as checkpoint:
         assert checkpoint.read("w").tolist() == VALUES["w"][8:12].tolist()
 

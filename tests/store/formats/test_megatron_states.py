@@ -100,9 +100,9 @@ def with_argument(file: Path, name: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("name", "new", "message"),
     [
-        ("world_size", 8, "part of a bucket of model-parallel rank 1, which is not its own by the args in common.pt"),
+        ("world_size", 8, "part of a bucket of model-parallel rank 1, but by the args in common.pt"),
         ("tensor_model_parallel_size", 2, r"states of 2 model-parallel ranks.*common\.pt says that there are 2 x 2"),
-        ("world_size", 5, "world_size is 5, which is no multiple"),
+        ("world_size", 5, "world_size is 5, which is not a multiple"),
     ],
 )
 def test_buckets_of_another_world(name: str, new: int, message: str, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_the_last_model_is_a_check() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(sw.LayoutError, match="there are 1 models; rules are learned from one or more, and checked on"):
         learn_rules([model(FIRST, counts=(1,))])
-    with pytest.raises(sw.LayoutError, match="each model must be recorded on one rank too"):
+    with pytest.raises(sw.LayoutError, match="each model must also be recorded on one rank"):
         learn_rules([model(FIRST, counts=(1,)), RecordedModel(SECOND, {2: []})])
     with pytest.raises(TypeError, match="models"):
         learn_rules([1, 2])  # type: ignore[list-item]

@@ -101,13 +101,13 @@ class Ranks:
         dense, expert = self._sizes(False), self._sizes(True)  # Refuses an order that lacks an axis.
         if not self.order.endswith("pp") and self.pp > 1 and self.edp != self.dp:
             raise MeshError(
-                f"order {shown(self.order)} does not end with pp, so experts need the data parallelism of dense "
-                f"layers, but that is {self.dp} and theirs is {self.edp}"
+                f"order {shown(self.order)} does not end with pp, so experts need the same data parallelism as dense "
+                f"layers, but dense layers have {self.dp} and experts {self.edp}"
             )
         if dense != expert and self.groups("pp") != self.groups("pp", expert=True):
             raise MeshError(
-                f"order {shown(self.order)} gives experts other pipelines than dense layers: "
-                f"{self.groups('pp', expert=True)[0]} and {self.groups('pp')[0]} are the first"
+                f"order {shown(self.order)} gives experts and dense layers different pipelines: the first are "
+                f"{self.groups('pp', expert=True)[0]} and {self.groups('pp')[0]}"
             )
         for name, size in (("dp * cp", self.dp * self.cp), ("edp", self.edp)):
             if size % self.instances:

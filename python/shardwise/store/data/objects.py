@@ -177,8 +177,8 @@ class ObjectPath:
         if different or type(other) is not type(self._filesystem):
             names = ", ".join(different[:5]) or "a filesystem of its own"
             raise TypeError(
-                f"{self}: has {names}; {what} keeps URLs, and no options: give them by the environment, "
-                f"as FSSPEC_{self._protocol.upper()}_ENDPOINT_URL or AWS_ENDPOINT_URL"
+                f"{self}: has {names}, but {what} keeps only the URL: give the options in the environment, as "
+                f"FSSPEC_{self._protocol.upper()}_ENDPOINT_URL or AWS_ENDPOINT_URL"
             )
 
     def ask(self, what: Callable[[], Answer]) -> Answer:

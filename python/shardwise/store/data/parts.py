@@ -87,7 +87,7 @@ LEGACY = (
     f"--ckpt-convert-format torch_dist --ckpt-convert-save FOLDER; {BY_RULES}"
 )
 _MOST_NAMED = 4
-_ALONE = "open the folder that has them all, or its index; open_checkpoint(..., part=True) opens this file alone"
+_ALONE = "open the folder that has all parts, or its index; open_checkpoint(..., part=True) opens this file alone"
 
 
 def part_mark(files: int, shapes: Mapping[str, Iterable[int]] | None = None) -> dict[str, str]:
@@ -121,7 +121,7 @@ def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
     """
     match = _NUMBERED.fullmatch(path.name)
     if _OF_A_RANK.fullmatch(path.name):
-        raise ParseError(f"{path}: its name says that it is the part of one rank; open the folder that has them all")
+        raise ParseError(f"{path}: its name says that it is the part of one rank; open the folder that has all parts")
     if _ONE_OF_MANY.fullmatch(path.name):
         raise ParseError(f"{path}: its name says that it is one of several files of a checkpoint; {_ALONE}")
     for one, pattern in ((path, _BARE_RANK), (path.parent, _RANK_FOLDER)):

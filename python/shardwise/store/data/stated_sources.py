@@ -52,7 +52,7 @@ def source_of(said: Any, places: Locations) -> SourceFile | SourceObject | Sourc
     check_path(path)
     source = SourceFile(*said)
     if not all(-1 << 63 <= time < 1 << 63 for time in source.times if time is not None):
-        raise ValueError(f"it has a source of the times {shown(source.times)}, which no file can have")
+        raise ValueError(f"it has a source with the times {shown(source.times)}, which are not times of a file")
     if not 0 <= source.begin <= source.end <= source.size < 1 << 63:
         raise ValueError(f"it has a source of {source.size} bytes, with tensors from {source.begin} to {source.end}")
     return source

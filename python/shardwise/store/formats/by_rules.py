@@ -103,8 +103,8 @@ def _check_unequal(path: Location, cut: Mapping[str, Mapping[int, StoredTensor]]
     if not are_plain:
         one, other = together[0][:2]
         raise ParseError(
-            f"{path}: ranks {one} and {other} begin alike in all {len(cut)} tensors, but the rules give each rank "
-            "another part: one file is a copy of the other"
+            f"{path}: ranks {one} and {other} begin with the same values in all {len(cut)} tensors, but the rules "
+            "give each rank a different part: one file is a copy of the other"
         )
 
 
@@ -214,8 +214,8 @@ def _partition(
         for rank, tensor in ranks.items():
             if tensor.shape != first.shape:
                 raise ParseError(
-                    f"{path}: tensor {shown(name)}, for which there is no rule, is of shape {first.shape} on rank "
-                    f"{min(ranks)} and of {tensor.shape} on rank {rank}"
+                    f"{path}: tensor {shown(name)} has no rule, so all ranks must hold it whole, but it is of shape "
+                    f"{first.shape} on rank {min(ranks)} and of {tensor.shape} on rank {rank}"
                 )
         return None
     shape = tuple(_size(layout, dim, holders, ranks) for dim in range(first.ndim))

@@ -210,7 +210,7 @@ def _chunk_of(file: Holder, each: _Dataset, stored: _ChunkBytes, dtype: Dtype, l
     where = f"{file.path}: {shown(each.name)}"
     size = int(np.prod(each.chunk, dtype=object)) * each.stored.itemsize
     if stored.size > size + size // 8 + 65536:
-        raise ParseError(f"{where}: a chunk of {stored.size} bytes for {size} bytes of elements")
+        raise ParseError(f"{where}: a chunk has {stored.size} bytes for {size} bytes of elements")
     data: Any = file.read(stored.offset, stored.size)
     file.check()
     for position in reversed(range(len(each.filters))):

@@ -77,7 +77,9 @@ def open_checkpoint(
     """
     location = location_of(path)
     if layouts is not None and (padded or parameter_names is not None):
-        raise LayoutError("padded and parameter_names are for files that say how they are cut; layouts is given")
+        raise LayoutError(
+            "padded and parameter_names are for files that say how they are cut; with layouts, leave them out"
+        )
     form = known_form(location) if layouts is None else BY_LAYOUTS
     takes = OPTIONS.get(form.module, ())
     if parameter_names is not None:
@@ -144,9 +146,7 @@ def known_form(given: Location) -> Form:
         names = ", ".join(candidate.names[:4])
         inside = next((name for name in candidate.names[:MOST_FOLDERS] if _is_known(candidate.path / name)), None)
         if inside is not None:
-            raise UnsupportedError(
-                f"{given}: not a checkpoint itself; its folder {shown(inside)} is one, which can be opened"
-            )
+            raise UnsupportedError(f"{given}: not a checkpoint itself; open its folder {shown(inside)}, which is one")
         steps = candidate.matching(r".*\.orbax-checkpoint-tmp.*")
         alone, said = ("", "") if steps else _file_inside(candidate)
         if alone:

@@ -110,7 +110,7 @@ def _held(file: Holder, entry: Entry, said: Any) -> _RankArray:
     if (extents < 0).any() or (rows[:, 1] > np.array(whole, np.int64)).any() or (extents > own - rows[:, 2]).any():
         raise ParseError(f"{name}: a piece is not within the tensor, or not within the file's array of {entry.shape}")
     if sum(math.prod(row) for row in extents.tolist()) > math.prod(entry.shape):  # What is not in one is padding.
-        raise ParseError(f"{name}: its pieces are more than the file's array of {shown(entry.shape)}")
+        raise ParseError(f"{name}: its pieces have more elements than the file's array of {shown(entry.shape)}")
     if dtype.bits % 8 and not _are_in_bytes(dtype, whole, own, rows[:, 2]):
         raise ParseError(f"{name}: a row of the file's array of {shown(entry.shape)}, or a piece, begins within a byte")
     return _RankArray(entry, file, whole, rows)
@@ -142,7 +142,7 @@ def _tensor(path: Location, name: str, held: list[_RankArray]) -> StoredTensor:
     for other in held:
         if (other.entry.dtype, other.shape) != (first.entry.dtype, first.shape):
             raise ParseError(
-                f"{path}: tensor {shown(name)} is {first.entry.dtype} of shape {shown(first.shape)} by "
+                f"{path}: tensor {shown(name)} is {first.entry.dtype} of shape {shown(first.shape)} in "
                 f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} by "
                 f"{other.file.path.name}"
             )

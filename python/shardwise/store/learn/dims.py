@@ -103,7 +103,7 @@ def factors_in_dims(sizes: list[int], factors: Factors) -> list[Factors]:
         while math.prod(n for n, _ in own) < size and rest:
             own.insert(0, rest.pop(0))
         if math.prod(n for n, _ in own) != size:
-            raise IrregularError("its dims are not those of its source, split and merged")
+            raise IrregularError("splitting and merging its source's dims does not give its dims")
         found.insert(0, own)
     return found
 

@@ -230,7 +230,7 @@ class Facts:
         """Return the fewest conditions that hold for exactly these points."""
         present = {*held}
         if not present <= {*universe}:
-            raise UnstatedError("it is in layers that are not there")
+            raise UnstatedError("it is in layers that do not exist")
         absent = [point for point in universe if point not in present]
         known = frozenset(present), len(absent)
         if known not in self._chosen:

@@ -115,7 +115,7 @@ class RankAxes:
                 raise LayoutError(f"{place} has {len(held)} recordings for {shown(key)} ranks")
             found[sizes] = held
         if not any(held for sizes, held in found.items() if math.prod(sizes) == 1):
-            raise LayoutError("each model must be recorded on one rank too: what its parameters are as a whole")
+            raise LayoutError("each model must also be recorded on one rank, where its parameters are whole")
         return {sizes: held for sizes, held in found.items() if held}
 
     def text(

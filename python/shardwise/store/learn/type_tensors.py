@@ -137,7 +137,7 @@ def _learned(
                 raise LayoutError(f"the learned rules refuse a configuration that was tried: {error}") from error
             if made != one.shapes:
                 names = [name for name in {**made, **one.shapes} if made.get(name) != one.shapes.get(name)]
-                raise LayoutError(f"what was learned does not hold for a further configuration: {', '.join(names[:4])}")
+                raise LayoutError(f"the learned rules do not hold for a further configuration: {', '.join(names[:4])}")
     return table
 
 

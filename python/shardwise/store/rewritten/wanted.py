@@ -58,8 +58,8 @@ def partition_for(
     partition = partition_of(layouts, name, shape, uneven)
     if partition is not None and not isinstance(partition, (Partition, SharedTiling)):
         raise LayoutError(
-            f"tensor {shown(name)}: the layouts list its boxes, and files are cut by layouts; rules learned from "
-            "recordings have these, and plan_model moves listed boxes between memories"
+            f"tensor {shown(name)}: its layout is only a list of boxes, as rules learned from recordings have, and "
+            "files cannot be cut by that; plan_model moves such boxes between memories"
         )
     if isinstance(partition, Partition) and partition.layout.unreduced:
         axes = partition.layout.unreduced
@@ -80,7 +80,7 @@ def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
         count = "1 tensor matches" if len(found) == 1 else f"{len(found)} tensors match"
         raise LayoutError(
             f"{count} no rule of the deployment, which has no default, so no device holds them: {names_text(found)}; "
-            "default = 'replicated' has all devices hold them, and drop leaves them out"
+            "with default = 'replicated' all devices hold them, and drop leaves them out"
         )
 
 

@@ -93,7 +93,10 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "model_1.pt").unlink(), "'model_1.pt' is missing: what rank 1 has of 'model'"),
+        (
+            lambda folder: (folder / "model_1.pt").unlink(),
+            "the file 'model_1.pt' is missing, which has the part of 'model' on rank 1",
+        ),
         (lambda folder: (folder / "optimizer_0.pt").unlink(), "'optimizer_0.pt' is missing"),
         (lambda folder: (folder / "train_state_0.pt").unlink(), "no file train_state_0.pt, though rank 1 has one"),
         (lambda folder: shutil.copy(folder / "model_0.pt", folder / "model_1.pt"), "tensor"),
@@ -101,9 +104,12 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
         (lambda folder: (folder / "model_1.pt").write_bytes(b"PK\x03\x04" + bytes(80)), "model_1.pt"),
         (with_index(lambda index: index.update(version="1.0")), "is of version '1.0'; only 2.0 is known"),
         (with_index(lambda index: index.update(world_size=1 << 40)), "world_size is 1099511627776"),
-        (with_index(lambda index: index.update(world_size=3)), "is not of the ranks 0 to 2"),
+        (with_index(lambda index: index.update(world_size=3)), "does not have the ranks 0 to 2"),
         (with_index(lambda index: index["metadata"]["model"]["rank_to_layout_info"].update({0: LAYOUT})), "own folder"),
-        (with_index(lambda index: first(index).update(ranks=(0, 5))), "its ranks are (0, 5), of a world of 2"),
+        (
+            with_index(lambda index: first(index).update(ranks=(0, 5))),
+            "its ranks are (0, 5), which is not valid in a world of 2",
+        ),
         (with_index(lambda index: first(index).update(ranks=(0,))), "and metadata.pkl says otherwise"),
         (
             with_index(lambda index: first(index)["sharding_metadata"]["data"].update(global_shape=[1 << 62, 1 << 62])),

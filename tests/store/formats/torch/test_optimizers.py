@@ -268,7 +268,7 @@ def test_names_of_the_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for names, why in (
         (["a"], "1 names; the optimizer has 2"),
         (["a", "a"], "some of them twice"),
-        (["a", "d"], "'d', which is no parameter"),
+        (["a", "d"], "'d', which is not a parameter"),
         (["b", "a"], r"'b' of shape \(3,\) for number 0, whose states are of shape \(4,\)"),
     ):
         with pytest.raises(sw.ParseError, match=why):

@@ -230,7 +230,7 @@ def test_folders_that_are_not_of_all_ranks(tmp_path: Path) -> None:
         sw.open_checkpoint(path)
     path = ranks(tmp_path, pair())
     with pytest.raises(
-        sw.ParseError, match="its name says that it is the part of one rank; open the folder that has them all"
+        sw.ParseError, match="its name says that it is the part of one rank; open the folder that has all parts"
     ):
         sw.open_checkpoint(path / "model_world_size_2_rank_1.pt")
 

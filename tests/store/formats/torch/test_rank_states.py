@@ -138,7 +138,7 @@ def write(name: str, text: str) -> Callable[[Path, Path], object]:
     ("accelerate", remove("optimizer_0_rank2.bin"), "optimizer_0: there is no file of rank 2"),
     ("accelerate", remove("pytorch_model_fsdp_0_rank1.bin"), "pytorch_model_fsdp_0: there is no file of rank 1"),
     ("accelerate", remove("pytorch_model_fsdp_0_rank2.bin"), "a file of rank 2|must have at most 2 ranks"),
-    ("verl_fsdp1", take("optim_world_size_3_rank_0.pt"), "'optim_world_size_3_rank_0.pt' is of another world"),
+    ("verl_fsdp1", take("optim_world_size_3_rank_0.pt"), "'optim_world_size_3_rank_0.pt' and .* are of different"),
     ("verl_fsdp1", take("model_world_size_3_rank_0.pt"), "holds checkpoints of several kinds or world sizes"),
     ("verl_fsdp1", write("fsdp_config.json", '{"world_size": 3}'), "world_size is 3, but the files are"),
     (

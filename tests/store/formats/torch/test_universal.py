@@ -187,8 +187,8 @@ def test_halves_and_forgeries_are_refused(names: Any, said: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (held(folded="rows"), "says 'folded' of its tensor, which is not known"),
-        ({"fp32": tensor(W.ravel(), "0"), "step": 3}, r"no \*_model_states.pt next to zero says its shape"),
+        (held(folded="rows"), "says 'folded' about its tensor, which is not a known key"),
+        ({"fp32": tensor(W.ravel(), "0"), "step": 3}, r"no \*_model_states.pt next to zero says its whole shape"),
     ],
 )
 def test_what_a_parameter_is_must_be_known(entry: Any, message: str, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_interrupted_conversions_and_missing_ranks(tmp_path: Path) -> None:
     path = unpacked("zero3_bf16", tmp_path)
     (one,) = path.glob("*/zero_pp_rank_2_mp_rank_00_model_states.pt")
     one.unlink()
-    with refused(sw.ParseError, "and not those of all ranks: some are missing"):
+    with refused(sw.ParseError, "which are not all ranks: some are missing"):
         sw.open_checkpoint(path)
     (zero,) = path.glob("*/zero")
     shutil.rmtree(zero)

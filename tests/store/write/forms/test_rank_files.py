@@ -308,7 +308,7 @@ def test_names_of_the_pipelines_ranks(tmp_path: Path) -> None:
     rules: Any = layouts(mesh)
     # Each stage would have all of it.
     with pytest.raises(
-        sw.LayoutError, match=r"the mesh has 2 stages \(pp\), and no layout says which has which layers"
+        sw.LayoutError, match=r"the mesh has 2 stages \(pp\), but no layout says which layers each stage has"
     ):
         sw.reshard_checkpoint(path, tmp_path / "no", rules, to="vllm", uneven="ceil")
     # What the refusal advises: one tensor is on the first stage, as are none of the others.
@@ -339,12 +339,14 @@ def test_names_of_the_pipelines_ranks(tmp_path: Path) -> None:
 def test_names_that_the_engines_do_not_have(tmp_path: Path, names: list[str]) -> None:
     rules = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
     tensors = dict.fromkeys(names, np.ones(4))
-    with pytest.raises(sw.LayoutError, match=f"take no tensor '{re.escape(sorted(names)[0][:8])}.*`shardwise rules`"):
+    with pytest.raises(
+        sw.LayoutError, match=f"do not take the tensor '{re.escape(sorted(names)[0][:8])}.*`shardwise rules`"
+    ):
         sw.save_checkpoint(tmp_path / "a", tensors, rules, to="vllm")
     sw.save_checkpoint(tmp_path / "a", tensors, rules, to="ranks", sync=False)  # As the refusal says.
     # Half of it is none of the engine's own either.
     for alone in names:
-        with pytest.raises(sw.LayoutError, match=f"take no tensor '{re.escape(alone)}'"):
+        with pytest.raises(sw.LayoutError, match=f"do not take the tensor '{re.escape(alone)}'"):
             sw.save_checkpoint(tmp_path / "b", {alone: np.ones(4), "h.0.norm.weight": np.ones(4)}, rules, to="vllm")
 
 
@@ -361,7 +363,7 @@ def test_names_that_the_engines_have_alone(tmp_path: Path, names: list[str]) -> 
     sw.save_checkpoint(tmp_path / "a", dict.fromkeys(names, np.ones(4)), rules, to="vllm", sync=False)
     for name in names[:-1]:  # In another layer it is beside none of these.
         tensors = {name.replace("h.0", "h.1"): np.ones(4), names[1]: np.ones(4)}
-        with pytest.raises(sw.LayoutError, match=r"take no tensor 'h\.1"):
+        with pytest.raises(sw.LayoutError, match=r"do not take the tensor 'h\.1"):
             sw.save_checkpoint(tmp_path / "b", tensors, rules, to="vllm")
 
 
@@ -395,7 +397,7 @@ def test_deployments_and_rules_of_other_names(tmp_path: Path, capsys: pytest.Cap
     sw.save_checkpoint(tmp_path / "hf", model, to="hf", sync=False)
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     for stages in (1, 2):
-        with pytest.raises(sw.LayoutError, match=r"take no tensor 'model\.layers\.0\.mlp\.gate_proj\.weight'"):
+        with pytest.raises(sw.LayoutError, match=r"do not take the tensor 'model\.layers\.0\.mlp\.gate_proj\.weight'"):
             sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "no", vllm(config, tp=2, pp=stages), to="vllm")
     command = ["reshard", str(tmp_path / "hf"), str(tmp_path / "out"), "--to", "vllm", "--no-sync", "--mesh"]
     assert main([*command, "tp=2", "--rules", "hf/llama"]) == 2
@@ -451,7 +453,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"shape": [20, 6], "pieces": [[0, 0, 40, 6, 0, 0]]}, "not within the tensor"),
         ({"shape": [20, 6], "pieces": [[0, 0, 8, 6, 4, 0]]}, "not within the tensor"),
         ({"shape": [20, 6], "pieces": [[4, 0, 2, 6, 0, 0]]}, "not within the tensor"),
-        ({"shape": [20, 6], "pieces": [[0, 0, 8, 6, 0, 0], [8, 0, 16, 6, 0, 0]]}, "more than the file's array"),
+        (
+            {"shape": [20, 6], "pieces": [[0, 0, 8, 6, 0, 0], [8, 0, 16, 6, 0, 0]]},
+            "more elements than the file's array",
+        ),
         ({"shape": [20], "pieces": [[0, 8, 0]]}, "its whole shape is"),
         ({"shape": [20, 6], "pieces": [[0, 0, 8]]}, "each must be 6 sizes"),
         ({"shape": [20, -6], "pieces": []}, "its whole shape is"),

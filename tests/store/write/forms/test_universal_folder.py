@@ -195,7 +195,10 @@ def test_values_that_differ_between_groups_are_not_those_of_all(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"optimizer.state.w.row": W[0]}, r"the state 'row' of 'w' is of shape \(3,\), and the parameter of \(2, 3\)"),
+        (
+            {"optimizer.state.w.row": W[0]},
+            r"the state 'row' of 'w' has the shape \(3,\), but the parameter has \(2, 3\)",
+        ),
         ({"optimizer.state.v.exp_avg": W}, "'v', which is in none of its groups|has no weight among the tensors"),
         ({"optimizer.0.state.w.exp_avg": W, "optimizer.1.state.v.exp_avg": W}, "there are 2 optimizers, and DeepSpeed"),
         ({"v": W, "optimizer.state.v.exp_avg_sq": W}, "has the state 'exp_avg.*' of '[wv]' and not of '[wv]'"),

@@ -418,7 +418,7 @@ def resigned(said: Any) -> bytes:
 
 
 #: What is made of a receipt's shares, by name; and what is said of it.
-_OTHER = "says that it made something else than the plan says"
+_OTHER = "does not agree with the plan"
 RECEIPTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     "fewer": (lambda shares: shares[1:], _OTHER),
     "moved": (lambda shares: [[shares[0][0], shares[0][1] + 1, *shares[0][2:]], *shares[1:]], _OTHER),

@@ -95,7 +95,7 @@ class Buffers:
             raise self._unknown(f"{shown(expert)} belongs to experts, which have buckets of their own")
         other = next((name for name in held.names if not _BUCKET.fullmatch(name) and not _OBJECT.fullmatch(name)), None)
         if other is not None:
-            raise self._unknown(f"{shown(other)} is not of the only optimizer")
+            raise self._unknown(f"{shown(other)} does not belong to the only optimizer")
         ranks = sorted(held.rows or held.states)
         if ranks != list(range(arguments.tp * arguments.pp)):
             raise index.error(
@@ -127,9 +127,9 @@ class Buffers:
             for piece in self.index.tensor(None, rows[0]).pieces:
                 if self._writer(piece, rows[0].name) != (rank % self.arguments.tp, rank // self.arguments.tp):
                     raise ParseError(
-                        f"{piece.path}: has a part of a bucket of model-parallel rank {rank}, which is not its own by "
-                        f"the args in common.pt, {self.arguments.tp} x {self.arguments.pp} in a world of "
-                        f"{self.arguments.world}: they belong to another checkpoint"
+                        f"{piece.path}: has a part of a bucket of model-parallel rank {rank}, but by the args in "
+                        f"common.pt ({self.arguments.tp} x {self.arguments.pp} in a world of {self.arguments.world}) "
+                        "it should not: the files belong to different checkpoints"
                     )
         chunks = self._chunks(self._parts(found.tensors))
         for rank in range(self.arguments.tp * self.arguments.pp):
@@ -181,7 +181,7 @@ class Buffers:
             if arguments.tied and arguments.pp > 1 and stage == arguments.pp - 1:
                 original = next((held[rank % arguments.tp].get((None, name)) for name in before), None)
                 if original is None:
-                    raise self._unknown("its embedding, to which the output layer is tied, is on no first stage")
+                    raise self._unknown("no first stage has its embedding, to which the output layer is tied")
                 chunks[-1].append(original._replace(first=None, is_copy=True))
             found.append(chunks)
         return found
@@ -245,7 +245,8 @@ class Buffers:
         found = None if match is None else self.arguments.stage_of(int(match[1]))
         if found is None:
             raise self._unknown(
-                f"{piece.path.name} with a part of {shown(name)} is of no rank in a world of {self.arguments.world}"
+                f"{piece.path.name} with a part of {shown(name)} belongs to no rank in a world of "
+                f"{self.arguments.world}"
             )
         return found
 
@@ -270,7 +271,9 @@ class Buffers:
             match = _BUCKET.fullmatch(row.name)
             assert match is not None
             if named_dtype(row.dtype) is None or len(row.shape) != 1 or row.dtype != "torch.float32":
-                raise self._unknown(f"{shown(row.name)} is of {row.dtype} and shape {row.shape}")
+                raise self._unknown(
+                    f"{shown(row.name)} is of {row.dtype} and shape {row.shape}; a bucket must be float32 with one dim"
+                )
             rows.setdefault((int(match["buffer"]), int(match["bucket"])), {})[match["kind"]] = row
         padded = self._padded(rank)
         for number, parameters in enumerate(buffers):
@@ -284,7 +287,10 @@ class Buffers:
                     )
                 match = _BUCKET.fullmatch(kinds["param"].name)
                 if match is not None and match["dtype"] != f"torch.{parameters[0].dtype.name}":
-                    raise self._unknown(f"buffer {number} of rank {rank} is of {match['dtype']}")
+                    raise self._unknown(
+                        f"buffer {number} of rank {rank} is of {match['dtype']}, which is not the dtype of its "
+                        "parameters"
+                    )
                 lengths.append(kinds["param"].shape[0])
             places = in_buckets(parameters, lengths)
             if places is None:
@@ -323,8 +329,8 @@ class Buffers:
             wanted |= {start, start + parameters[at].size}
         if padded is None or padded < size or (ways and padded % ways):
             raise self.index.error(
-                f"{shown(row.name)} is said to have {shown(padded)} elements with padding, which {ways} data-parallel "
-                "ranks cannot share"
+                f"{shown(row.name)} has {shown(padded)} elements with padding, by its metadata, which do not divide "
+                f"into equal parts for {ways} data-parallel ranks"
             )
         if ways:
             wanted |= set(range(0, size, padded // ways))

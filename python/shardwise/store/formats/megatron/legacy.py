@@ -84,8 +84,8 @@ class _RankFiles:
             ):
                 if one != other:
                     raise ParseError(
-                        f"{rank.path}: its {what} is {shown(one)}, and that of {self.first.path} {shown(other)}: files "
-                        "of two checkpoints are mixed"
+                        f"{rank.path}: its {what} is {shown(one)}, but in {self.first.path} it is {shown(other)}: "
+                        "files of two checkpoints are mixed"
                     )
             if (rank.optimizer is None) != (self.first.optimizer is None):
                 without = rank if rank.optimizer is None else self.first
@@ -202,7 +202,7 @@ class _RankFiles:
             shape, boxes = self._cut(name, saved.shape, tp, rank)
             if self.shapes.setdefault(name, shape) != shape:
                 raise ParseError(
-                    f"{rank.path}: {shown(name)} has the shape {saved.shape}, so that the whole has {shape}, but "
+                    f"{rank.path}: {shown(name)} has the shape {saved.shape}, so the whole has {shape}, but "
                     f"{self.shapes[name]} on other ranks: files of two checkpoints are mixed"
                 )
             first = partial(rank.container.extent, saved, name)
@@ -215,7 +215,9 @@ class _RankFiles:
         """Return the shape of the whole tensor of which a rank has an array, and the array's boxes in the tensor."""
         ways, found = self.arguments.tp, {}
         if "linear_fc1" in name and self.arguments.gated is None:
-            raise not_read(rank.path, f"args does not say swiglu, and so not whether {shown(name)} is two projections")
+            raise not_read(
+                rank.path, f"args does not say swiglu, so it is not known whether {shown(name)} is two projections"
+            )
         match = _LAYER.fullmatch(name)
         ruled = f"{match['before']}.0.{match['after']}" if match else name
         for dim in range(-1, len(local) if ways > 1 else 0):
@@ -231,8 +233,8 @@ class _RankFiles:
         words = self.arguments.vocabulary
         if name == _EMBEDDING and words and shape[0] != words:
             raise ParseError(
-                f"{rank.path}: {shown(name)} has {local[0]} rows, of {words} on {ways} ranks by args: files of two "
-                "checkpoints are mixed"
+                f"{rank.path}: {shown(name)} has {local[0]} rows on one of {ways} ranks, but by args the whole has "
+                f"{words}: files of two checkpoints are mixed"
             )
         return shape, boxes
 
@@ -282,7 +284,8 @@ class _RankFiles:
             if len(numbers) != len(own) or (held is not None and (not isinstance(held, list) or len(held) != len(own))):
                 raise not_read(
                     rank.path,
-                    f"group {number} of its optimizer has {len(numbers)} parameters, and {len(own)} are of its kind",
+                    f"group {number} of its optimizer has {len(numbers)} parameters, but {len(own)} parameters are of "
+                    "its kind",
                 )
             for position, (key, (parameter, array)) in enumerate(zip(numbers, own, strict=True)):
                 kinds = dict(as_dict(state.get(key)))
@@ -293,8 +296,8 @@ class _RankFiles:
                     saved = container.tensor(value, f"{kind} {key}")
                     if saved is None or saved.shape != array.shape or saved.dtype != FLOAT32:
                         raise not_read(
-                            rank.path, f"{shown(kind)} of parameter {key} is not float32 of shape {array.shape}, as "
-                            f"{shown(parameter.name)} is on this rank",
+                            rank.path, f"{shown(kind)} of parameter {key} must be float32 of shape {array.shape}, like "
+                                       f"{shown(parameter.name)} on this rank",
                         )  # fmt: skip
                     if saved.strides != contiguous_strides(saved.shape, 1):
                         raise not_read(rank.path, f"{shown(kind)} of parameter {key} is not in C order")

@@ -52,7 +52,11 @@ def folders_of(path: Location) -> dict[tuple[int, int], str]:
             continue
         at = int(match["tp"]), int(match["pp"] or 0)
         if at in found:
-            raise not_read(path, f"{found[at]} and {name} are of one tensor-parallel rank and stage, as with experts")
+            raise not_read(
+                path,
+                f"{found[at]} and {name} are of the same tensor-parallel rank and stage, as where experts are "
+                "spread over ranks",
+            )
         found[at] = name
     return dict(sorted(found.items()))
 

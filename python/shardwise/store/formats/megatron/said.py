@@ -96,7 +96,7 @@ def read_arguments(value: Any, where: object) -> Arguments:
         held = said.get(name, other)
         held = other if held is None else held
         if type(held) is not int or not least <= held <= _MOST_RANKS:
-            raise ParseError(f"{where}: args says that {name} is {shown(held)}")
+            raise ParseError(f"{where}: args has the invalid value {name} = {shown(held)}")
         return held
 
     def flag(name: str) -> bool | None:
@@ -119,8 +119,9 @@ def read_arguments(value: Any, where: object) -> Arguments:
     )
     if found.world % (found.tp * found.pp * found.instances):
         raise ParseError(
-            f"{where}: args says that the world_size is {found.world}, which is no multiple of tensor_model_parallel_"
-            f"size {found.tp}, pipeline_model_parallel_size {found.pp} and {found.instances} instances of the optimizer"
+            f"{where}: args says that the world_size is {found.world}, which is not a multiple of "
+            f"tensor_model_parallel_size {found.tp}, pipeline_model_parallel_size {found.pp} and {found.instances} "
+            "instances of the optimizer"
         )
     return found
 
@@ -153,7 +154,7 @@ def groups_of(value: Any, where: object) -> list[Group]:
     for group in value:
         pairs = None if isinstance(group, (list, tuple)) else items_within(group)
         if pairs is None:
-            raise ParseError(f"{where}: a group of the optimizer is {shown(group)}")
+            raise ParseError(f"{where}: a group of the optimizer is not a mapping: {shown(group)}")
         values = {key: held for key, held in pairs if isinstance(key, str)}
         numbers = values.pop("params", None)
         if numbers is not None and not (isinstance(numbers, list) and all(type(each) is int for each in numbers)):

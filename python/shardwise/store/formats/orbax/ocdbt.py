@@ -100,7 +100,10 @@ def read_node(data: bytes, magic: int, where: str) -> bytes:
         raise ParseError(f"{where}: the checksum of the node is wrong")
     version, compression = data[12], data[13]
     if version != 0 or compression > 1:
-        raise ParseError(f"{where}: a node of version {version}, compression {compression}; 0, and 0 or 1 are read")
+        raise ParseError(
+            f"{where}: a node of version {version} with compression {compression}; only version 0 with compression "
+            "0 or 1 can be read"
+        )
     body = data[14:-4]
     if not compression:
         return body
@@ -200,7 +203,7 @@ class OcdbtStore:
         path = b""
         for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
             if prefix > len(path):
-                raise node.error("a path shares more characters with the previous path than that has")
+                raise node.error("a path shares more characters than the previous path has")
             path = path[:prefix] + node.take(suffix)
             if base > len(path) or len(path) > 4096:
                 raise node.error("an invalid path of a data file")
@@ -258,7 +261,7 @@ class OcdbtStore:
         key = b""
         for start, length in zip(shared, lengths, strict=True):
             if start > len(key):
-                raise node.error("a key shares more characters with the previous key than that has")
+                raise node.error("a key shares more characters than the previous key has")
             key = key[:start] + node.take(length)
             self._count(len(prefix) + len(key), node)
             keys.append(key)

@@ -53,7 +53,7 @@ MakeError = Callable[[str], ParseError]
 def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: MakeError) -> tuple[tuple[int, ...], tuple[int, ...]]:
     sizes = checked_shape(shape, bits, name, str(error("")).rpartition(": array")[0])
     if not are_sizes(chunk) or len(chunk) != len(sizes) or 0 in chunk:
-        raise error(f"chunks of {shown(chunk)} in the shape {sizes}")
+        raise error(f"chunks of {shown(chunk)} do not fit the shape {sizes}")
     if math.prod(chunk) * bits > 8 * (2**63 - 1):
         raise error(f"chunks of {shown(chunk)} have more than 2**63 - 1 bytes")
     return sizes, tuple(chunk)
@@ -62,7 +62,9 @@ def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: MakeError) -> t
 def array_of_version_2(name: str, said: dict[str, Any], error: MakeError, unsupported: MakeError) -> ZarrArray:
     """Return the metadata of a zarr 2 array, given its JSON; `error` and `unsupported` make the exceptions."""
     if said.get("zarr_format") != 2 or said.get("filters"):
-        raise unsupported(f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))}")
+        raise unsupported(
+            f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))} is not supported"
+        )
     dtype, stored = _dtype2(said.get("dtype"))
     if dtype is None:
         raise unsupported(f"the dtype {shown(said.get('dtype'))} is not supported")
@@ -151,7 +153,7 @@ def _keys3(name: str, value: Any, error: MakeError) -> Callable[[tuple[int, ...]
         raise error(f"the chunk_key_encoding {shown(encoding)} is not supported")
     separator = configuration.get("separator", "/" if encoding == "default" else ".")
     if separator not in (".", "/"):
-        raise error(f"the separator {shown(separator)} of the chunks' keys")
+        raise error(f"the separator {shown(separator)} of the chunks' keys is not supported")
     if encoding == "default":
         return lambda cell: f"{name}/{separator.join(['c', *map(str, cell)])}"
     return lambda cell: f"{name}/{separator.join(map(str, cell)) if cell else '0'}"

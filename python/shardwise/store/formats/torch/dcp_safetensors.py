@@ -99,8 +99,8 @@ def _refuse_ours(path: Location, names: list[str]) -> None:
             return
         missing = f"; {count - len(names)} of its {count} files are missing too" if count > len(names) else ""
         raise ParseError(
-            f"{path}: has no {MANIFEST}, which is written last{missing}: the run that made it was interrupted, or the "
-            "copy was. It is not a checkpoint without it"
+            f"{path}: has no {MANIFEST}, which is written last{missing}: the run or the copy was interrupted, and the "
+            "checkpoint is not complete"
         )
 
 

@@ -136,7 +136,8 @@ class _StepFolder(Rows):
                 for row, layout in zip(self.models, self.layouts, strict=True):
                     if len(layout) != len(self.layouts[0]) or list(layout[number]) != list(group):
                         raise ParseError(
-                            f"{row[0].path}: param_shapes are of other parameters than {self.first.path.name}'s"
+                            f"{row[0].path}: its param_shapes has other parameters than the one in "
+                            f"{self.first.path.name}"
                         )
                     shapes.append(layout[number][name])
                 if name in self.cuts:

@@ -160,7 +160,7 @@ def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dic
         for name, value in file.values.items():
             saved = file.container.tensor(value, checked_name(name, file.path))
             if saved is None or name in found:
-                raise ParseError(f"{file.path}: {shown(name)} is no tensor, or is in the file of another expert too")
+                raise ParseError(f"{file.path}: {shown(name)} is not a tensor, or is in the file of another expert too")
             found[name] = file.container, saved
     return found
 
@@ -329,8 +329,8 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow 
             dtype = flat.dtype if flat is not None and dtype is None else dtype
             if flat is None or flat.shape != (size,) or not is_flat(flat) or flat.dtype != dtype:
                 raise ParseError(
-                    f"{file.path}: frozen_param_fragments has no {size} elements of {shown(name)}, of shape "
-                    f"{shapes[-1]} among {len(row)} ranks"
+                    f"{file.path}: frozen_param_fragments does not have the {size} elements of {shown(name)}, of "
+                    f"shape {shapes[-1]} among {len(row)} ranks"
                 )
             start = min(dp * size, count)
             if start < count:

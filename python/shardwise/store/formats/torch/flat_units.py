@@ -218,9 +218,9 @@ def local_weights(
     first = next(iter(flats))
     if not shapes:
         raise ParseError(
-            f"{path / flats[first].first}: {shown(first)} is a flat parameter of FSDP1, and nothing says which tensors "
-            "are in it: optim_state_dict_rank_R.pt of FSDP.optim_state_dict, one for each rank next to it, would; or "
-            f"{SAVE_AGAIN}"
+            f"{path / flats[first].first}: {shown(first)} is a flat parameter of FSDP1, and nothing says which "
+            "tensors are in it: put the files optim_state_dict_rank_R.pt of FSDP.optim_state_dict next to it, one "
+            f"for each rank; or {SAVE_AGAIN}"
         )
     others = {name: held for name, held in gathered.items() if name not in flats}
     parts = [name for name in others if name in shapes]
@@ -234,8 +234,8 @@ def local_weights(
         if flat is None or flat.shape != (wanted,):
             held = 0 if flat is None else math.prod(flat.shape)
             raise ParseError(
-                f"{path}: the flat parameter of {shown(unit.module)} has {held} elements, but the parameters that the "
-                f"optimizer has of it {wanted}"
+                f"{path}: the flat parameter of {shown(unit.module)} has {held} elements, but the optimizer's "
+                f"parameters in it have {wanted}"
             )
         ranges: dict[str, list[FlatRange]] = {name: [] for name in unit.names}
         for part in flat.parts:
@@ -252,7 +252,7 @@ def local_weights(
     if flats:
         left = next(iter(flats))
         raise ParseError(
-            f"{path}: {shown(left)} is a flat parameter of which the optimizer has no parameter; {SAVE_AGAIN}"
+            f"{path}: {shown(left)} is a flat parameter, and the optimizer has no parameter of it; {SAVE_AGAIN}"
         )
     return {name: found[name] for name in shapes if name in found} | others, {}
 
@@ -288,7 +288,7 @@ def joined_ranges(path: Location, name: str, shape: tuple[int, ...], held: Gathe
     for part in held.parts:
         size = math.prod(part.tensor.shape)
         if len(part.tensor.shape) != 1 or (size and part.tensor.strides != (1,)):
-            raise ParseError(f"{part.container.file.path}: {shown(name)} is no range of a flattened parameter")
+            raise ParseError(f"{part.container.file.path}: {shown(name)} is not a range of a flattened parameter")
         if size:
             ranges.append(FlatRange(part.container, part.tensor, 0, at, at + size))
         at += size

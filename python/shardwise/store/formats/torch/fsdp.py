@@ -168,8 +168,8 @@ def _files(path: Location) -> _Files:
         if key[1] != "optim_state_dict" and (key[0], key[2]) != (prefix, number):
             first = ranks[min(ranks)]
             raise ParseError(
-                f"{path}: {shown(first)} is of another world or model than {shown(_stem(models[0]))}; a folder must "
-                "have the files of one"
+                f"{path}: {shown(first)} and {shown(_stem(models[0]))} are of different worlds or models; a folder "
+                "must have the files of one"
             )
         held[key[1]] = _complete(path, key, ranks, size)
     optimizers = held.get("optim", held.get("optimizer", []))

@@ -78,7 +78,7 @@ def read_item_index(path: Location) -> tuple[dict[str, SaidItem], int]:
         item = _dict(said, where, f"metadata[{shown(key)}]")
         layouts = _dict(item.get("rank_to_layout_info"), where, "rank_to_layout_info")
         if not isinstance(key, str) or set(layouts) != set(range(world)):
-            raise ParseError(f"{where}: {shown(key)}: rank_to_layout_info is not of the ranks 0 to {world - 1}")
+            raise ParseError(f"{where}: {shown(key)}: rank_to_layout_info does not have the ranks 0 to {world - 1}")
         groups = _dict(item.get("nested_path_to_metadata"), where, "nested_path_to_metadata")
         tensors = {_keys(text, where): _said(each, world, f"{where}: {shown(text)}") for text, each in groups.items()}
         holders = frozenset().union(*(each.ranks for each in tensors.values()))
@@ -126,7 +126,9 @@ def _said(groups: Any, world: int, where: str) -> SaidTensor:
         metadata = _dict(held.get("sharding_metadata"), where, "sharding_metadata")
         ranks = _ranks(held.get("ranks"), world)
         if ranks is None:
-            raise ParseError(f"{where}: its ranks are {shown(held.get('ranks'))}, of a world of {world}")
+            raise ParseError(
+                f"{where}: its ranks are {shown(held.get('ranks'))}, which is not valid in a world of {world}"
+            )
         kind = metadata.get("type")
         if kind == "DTensorShardingMetadata":
             sharding, mesh = _sharding(_dict(metadata.get("data"), where, "data"), world, where)
@@ -156,7 +158,9 @@ def _sharding(data: dict[Any, Any], world: int, where: str) -> tuple[Sharding, t
     placements: Any = data.get("placements")
     dtype = named_dtype(f"{data.get('dtype')}")
     if not are_sizes(shape) or dtype is None:
-        raise ParseError(f"{where}: is {shown(data.get('dtype'))} of shape {shown(shape)}")
+        raise ParseError(
+            f"{where}: has the dtype {shown(data.get('dtype'))} and the shape {shown(shape)}, which are not both valid"
+        )
     if (
         not isinstance(sizes, tuple)
         or not are_sizes(list(sizes))
@@ -166,15 +170,18 @@ def _sharding(data: dict[Any, Any], world: int, where: str) -> tuple[Sharding, t
         or not isinstance(placements, list)
         or len(placements) != len(sizes)
     ):
-        raise ParseError(f"{where}: {shown(placements)} on a mesh of {shown(sizes)} with the ranks {shown(ranks)}")
+        raise ParseError(
+            f"{where}: the placements {shown(placements)} do not fit a mesh of {shown(sizes)} with the ranks "
+            f"{shown(ranks)}"
+        )
     known = []
     for placement in placements:
         one = _dict(placement, where, "a placement")
         kind, dim, factor = one.get("type"), one.get("dim", 0), one.get("split_factor", 1)
         if kind not in ("Shard", "StridedShard", "Replicate") or type(dim) is not int or type(factor) is not int:
-            raise ParseError(f"{where}: a placement is {shown(placement)}")
+            raise ParseError(f"{where}: the placement {shown(placement)} is not known")
         if kind != "Replicate" and not (-len(shape) <= dim < len(shape) and 1 <= factor <= world):
-            raise ParseError(f"{where}: a placement is {shown(placement)}, of a tensor of shape {shown(shape)}")
+            raise ParseError(f"{where}: the placement {shown(placement)} does not fit a tensor of shape {shown(shape)}")
         name = "_StridedShard" if kind == "StridedShard" else kind
         known.append((name, dim % len(shape) if kind != "Replicate" else 0, factor if kind == "StridedShard" else 1))
     order = axes_order(None, tuple(known), len(shape))

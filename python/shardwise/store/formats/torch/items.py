@@ -115,7 +115,9 @@ def _items(
     for key, item in index.items():
         for rank, name in item.files.items():
             if not (name in there if "/" not in name else (path / name).is_file()):
-                raise ParseError(f"{path}: {shown(name)} is missing: what rank {rank} has of {shown(key)}")
+                raise ParseError(
+                    f"{path}: the file {shown(name)} is missing, which has the part of {shown(key)} on rank {rank}"
+                )
             taken |= {name, name.partition("/")[0]}
     others: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:
@@ -172,8 +174,8 @@ class _ItemContents:
                 lacking = sorted(said.ranks ^ ranks)[0]
                 raise ParseError(
                     f"{files[min(files)].path.parent}: the file of rank {lacking} of {shown(key)} "
-                    f"{'has' if lacking in ranks else 'does not have'} {shown('.'.join(keys))}, and {ITEM_INDEX} "
-                    "says otherwise: they are not of one checkpoint"
+                    f"{'has' if lacking in ranks else 'does not have'} {shown('.'.join(keys))}, but {ITEM_INDEX} says "
+                    "otherwise: they are not of one checkpoint"
                 )
         is_optimizer = optimizers == len(files) == self._world
         if is_optimizer:
@@ -272,8 +274,8 @@ class _ItemContents:
         ):
             raise ParseError(
                 f"{self._path}: {shown(whole.name)} is {whole.dtype.name} of shape {whole.shape} in its files, but "
-                f"{sharding.dtype.name} of shape {sharding.shape}, or cut in another way, by {ITEM_INDEX}: they are "
-                "not of one checkpoint"
+                f"{sharding.dtype.name} of shape {sharding.shape}, or cut differently, in {ITEM_INDEX}: they are not "
+                "of one checkpoint"
             )
 
     def _add_values(self, item: str, keys: ItemKeys, held: Mapping[int, tuple[Container | None, Any]]) -> None:

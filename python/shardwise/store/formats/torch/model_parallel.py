@@ -88,8 +88,8 @@ class _Patterns:
         slow = [*self._rules.backtracking(), *(at for at, _ in self._rules.too_large())]
         if slow:
             raise UnsupportedError(
-                f"{where}: universal_checkpoint_info: {key}: {shown(self.patterns[slow[0]])} is no regular expression, "
-                "or one whose search may take for ever"
+                f"{where}: universal_checkpoint_info: {key}: {shown(self.patterns[slow[0]])} is not a regular "
+                "expression, or its search may take for ever"
             )
 
     def of(self, name: str) -> str | None:
@@ -98,8 +98,8 @@ class _Patterns:
         if undecided or len(found) > 1:
             named = ", ".join(shown(self.patterns[at]) for at in found[:3])
             raise UnsupportedError(
-                f"{self.where}: {shown(name)} is not read: several of {self.key} match it ({named}), and which one is "
-                "meant is not said"
+                f"{self.where}: {shown(name)} is not read: several of {self.key} match it ({named}), and nothing says "
+                "which one is meant"
             )
         return self.patterns[found[0]] if found else None
 
@@ -153,7 +153,7 @@ class CutRules:
             said = state_of(entry) or dict_of(entry)
             for _, pattern in items_within(said.get("patterns")) or ():
                 if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERNS:
-                    raise ParseError(f"{self._where}: universal_checkpoint_info: {shown(pattern)} is no pattern")
+                    raise ParseError(f"{self._where}: universal_checkpoint_info: {shown(pattern)} is not a pattern")
                 found[pattern] = said
         return found
 
@@ -239,13 +239,17 @@ class CutRules:
         said = self._sub_params[pattern]
         dim, spec = said.get("partition_dim"), [size for _, size in items_within(said.get("shape")) or ()]
         if type(dim) is not int or not 0 <= dim < len(spec) or any(len(shape) != len(spec) for shape in shapes):
-            raise refused(f"parameter_with_sub_params gives it the shape {shown(spec)}, which is not that of a rank")
+            raise refused(
+                f"parameter_with_sub_params gives it the shape {shown(spec)}, which is not its shape on a rank"
+            )
         total = sum(shape[dim] for shape in shapes)
         sizes = torch_sizes(spec[dim])
         if sizes is None:
             count = spec[dim]
             if type(count) is not int or count < 1 or total % count:
-                raise refused(f"parameter_with_sub_params says {shown(count)} parts, into which {total} do not divide")
+                raise refused(
+                    f"parameter_with_sub_params says {shown(count)} parts, but {total} elements do not divide into them"
+                )
             sizes = (total // count,) * count
         if self._version < VERSION:
             if any(size % len(shapes) for size in sizes):
@@ -292,7 +296,7 @@ class CutRules:
     def _without_padding(self, name: str, cut: RankCut) -> RankCut:
         rows = self._said.get("original_vocab_size")
         if type(rows) is not int or rows < 0 or not cut.shape:
-            raise ParseError(f"{self._where}: {shown(name)}: original_vocab_size is {shown(rows)}, which is no size")
+            raise ParseError(f"{self._where}: {shown(name)}: original_vocab_size is {shown(rows)}, which is not a size")
         rows = min(rows, cut.shape[0])
 
         def clipped(part: RankBox) -> RankBox | None:

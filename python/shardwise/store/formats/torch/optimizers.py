@@ -234,7 +234,7 @@ def _given(
     held = dict(candidates)
     for name, (_, number), shape in zip(names, items, shapes, strict=True):
         if candidates and name not in held:
-            raise ParseError(f"parameter_names has {shown(name)}, which is no parameter of the model")
+            raise ParseError(f"parameter_names has {shown(name)}, which is not a parameter of the model")
         if shape is not None and held.get(name, shape) != shape:
             raise ParseError(
                 f"parameter_names has {shown(name)} of shape {held[name]} for number {number}, whose states are of "

@@ -91,6 +91,6 @@ def _check_ranks(path: Path, tensors: dict[str, StoredTensor]) -> None:
     whole = math.prod(sizes) if are_sizes(sizes) else cut.shape[1]
     if whole != cut.shape[1]:
         raise ParseError(
-            f"{path}: has {cut.shape[1]} columns of {shown(cut.name)}, of {whole} by {_PARAMS}: it is what one of "
-            "several ranks has, and the files of the others are missing"
+            f"{path}: has {cut.shape[1]} columns of {shown(cut.name)}, but by {_PARAMS} the whole has {whole}: it is "
+            "one rank's part, and the files of the other ranks are missing"
         )

@@ -177,12 +177,12 @@ class Gathered:
         where = container.file.path
         if array.dtype != sharding.dtype:
             raise ParseError(
-                f"{where}: tensor {shown(self.name)} is {array.dtype.name}, but {sharding.dtype.name} by the index"
+                f"{where}: tensor {shown(self.name)} is {array.dtype.name}, but the index says {sharding.dtype.name}"
             )
         if at is not None and all(kind == "Replicate" for kind, _, _ in sharding.placements):
             if array.shape != sharding.shape:
                 raise ParseError(
-                    f"{where}: tensor {shown(self.name)} is of shape {array.shape}, but {sharding.shape} by the index"
+                    f"{where}: tensor {shown(self.name)} is of shape {array.shape}, but the index says {sharding.shape}"
                 )
             self.add_plain(container, array)
         elif at is not None:

@@ -197,7 +197,9 @@ class _UniversalFolder(Rows):
         if keys:
             other = next((key for key in keys if key not in _SAID), None)
             if other is not None or "param" not in keys:
-                raise UnsupportedError(f"{file.path}: says {shown(other)} of its tensor, which is not known; {_AGAIN}")
+                raise UnsupportedError(
+                    f"{file.path}: says {shown(other)} about its tensor, which is not a known key; {_AGAIN}"
+                )
             value = keys["param"]
         saved = container.tensor(value, name)
         if saved is None:
@@ -210,8 +212,8 @@ class _UniversalFolder(Rows):
                 )
         elif said is None or not self.is_whole:
             raise UnsupportedError(
-                f"{file.path}: is flat, and no *_model_states.pt next to zero says its shape as a whole; copy those "
-                "that are in the folder that it was made from"
+                f"{file.path}: is flat, and no *_model_states.pt next to zero says its whole shape; copy these files "
+                "from the folder that the checkpoint was made from"
             )
         else:
             shape = checked_shape(said, saved.dtype.bits, name, file.path)
@@ -331,9 +333,7 @@ def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]
         ranks["model", int(match[2]), int(match[1] or 0)] = match[0]
     rows, columns = (len({rank[side] for rank in ranks}) for side in (1, 2))
     if rows * columns != len(ranks) or any(row >= rows or column >= columns for _, row, column in ranks):
-        raise ParseError(
-            f"{path}: has {len(ranks)} files *_model_states.pt, and not those of all ranks: some are missing"
-        )
+        raise ParseError(f"{path}: has {len(ranks)} files *_model_states.pt, which are not all ranks: some are missing")
     return dict(sorted(ranks.items()))
 
 

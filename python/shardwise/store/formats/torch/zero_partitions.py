@@ -145,7 +145,7 @@ class Spans:
                 self._check_world(part, len(row))
                 if part.groups != row[0].groups and rank and _hyper(part) != _hyper(row[0]):
                     raise ParseError(
-                        f"{part.file.path}: its param_groups are not those of {row[0].file.path.name}: it is of "
+                        f"{part.file.path}: its param_groups differ from those of {row[0].file.path.name}: it is of "
                         "another step"
                     )
             begins, sizes = [], []
@@ -199,8 +199,8 @@ class Spans:
             return size
         at = next((rank for rank, length in enumerate(lengths) if length != min(max(total - rank * size, 0), size)), 0)
         raise ParseError(
-            f"{row[at].file.path}: has {lengths[at]} elements of group {number}, of {total} by param_shapes, and "
-            f"{row[0].file.path.name} has {lengths[0]}: they are not the partitions of {len(row)} ranks"
+            f"{row[at].file.path}: has {lengths[at]} elements of group {number} and {row[0].file.path.name} has "
+            f"{lengths[0]}, but by param_shapes the group has {total}: they are not the partitions of {len(row)} ranks"
         )
 
     def _check_lengths(self, row: list[RankArrays], number: int, lengths: list[int], total: int) -> None:
@@ -281,9 +281,9 @@ class Spans:
             if found != expected:
                 differs = next(name for name in [*expected, *found] if found.get(name) != expected.get(name))
                 raise ParseError(
-                    f"{part.file.path}: param_slice_mappings has {shown(differs)} at {found.get(differs)}, by "
-                    f"param_shapes rank {rank} of {world} has it at {expected.get(differs)}: it is the file of another "
-                    "rank, or of another run"
+                    f"{part.file.path}: param_slice_mappings has {shown(differs)} at {found.get(differs)}, but by "
+                    f"param_shapes rank {rank} of {world} has it at {expected.get(differs)}: it is the file of "
+                    "another rank, or of another run"
                 )
 
 

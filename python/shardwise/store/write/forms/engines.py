@@ -54,16 +54,16 @@ def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
     found = _fused_by(names, layouts) or _fused(names) or next(filter(_EXPERT.search, names), None)
     if found is not None:
         raise LayoutError(
-            f"the sharded loaders of vLLM and SGLang take no tensor {shown(found)}, which the engines hold in one "
-            f"parameter with others: {_ADVICE}"
+            f"the sharded loaders of vLLM and SGLang do not take the tensor {shown(found)}, because the engines hold "
+            f"it in one parameter with others: {_ADVICE}"
         )
     for tensor in wanted:
         # Linear layers of GPT-2 are stored as (inputs, outputs), and the engines have them as (outputs, inputs).
         linear = _linear_of_gpt2(tensor.name)
         if linear is not None and len(tensor.shape) == 2 and _is_cut(tensor, 1 if linear.cut == "rows" else 0):
             raise LayoutError(
-                f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the "
-                f"layouts cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
+                f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), but the "
+                f"layouts cut it as (inputs, outputs), as Hugging Face stores it: {_ADVICE}"
             )
 
 
@@ -88,9 +88,9 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
         if engine == "vllm" and f"sglang/{family}" in others:
             continue
         raise LayoutError(
-            f"{names_text(found)}: in the rules with the engine's names for models of the type "
-            f"{' with '.join(sorted(types))}, {' and '.join(others)}, there is none for it, so the engine's sharded "
-            "loader would not take it: `only` leaves it out; to='ranks' has files for ranks of any names"
+            f"{names_text(found)}: the rules with the engine's names for models of the type "
+            f"{' with '.join(sorted(types))}, {' and '.join(others)}, have no rule for it, so the engine's sharded "
+            "loader would not take it: `only` can leave it out; to='ranks' takes any names"
         )
 
 
@@ -163,9 +163,10 @@ def check_stages(wanted: Sequence[Wanted], ranks: FileRanks) -> None:
         if own is not None and own.size < len(ranks.labels):
             return
     raise LayoutError(
-        f"the mesh has {mesh.axis_size('pp')} stages (pp), and no layout says which has which layers, so that the "
-        "files of each would have them all, which vLLM's loader does not take: leave pp out of the mesh, take the "
-        "preset vllm(tp=…, pp=…) (--for, or shardwise.deploy.preset), or a Deployment that has `at = { pp = … }`"
+        f"the mesh has {mesh.axis_size('pp')} stages (pp), but no layout says which layers each stage has. The files "
+        "of each stage would have all layers, and vLLM's loader does not take these: leave pp out of the mesh, take "
+        "the preset vllm(tp=…, pp=…) (--for, or shardwise.deploy.preset), or a Deployment that has `at = { pp = … "
+        "}`"
     )
 
 
@@ -178,9 +179,10 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
     names = [one.name for one in wanted if isinstance(one.partition, SharedTiling) and one.partition.begins_within]
     if names:
         raise LayoutError(
-            f"{names_text(names)}: what a rank has begins within a block, which it shares with the rank before (shared "
-            "= true), and vLLM and SGLang count blocks from the rank's first element, so they would take wrong scales: "
-            "to='ranks' has files for ranks; `shardwise fits` says which sizes are cut between blocks"
+            f"{names_text(names)}: the part of a rank begins within a block that it shares with the rank before "
+            "(shared = true). vLLM and SGLang count blocks from the rank's first element, so they would take wrong "
+            "scales: to='ranks' writes files with such parts; `shardwise fits` says which sizes are cut between "
+            "blocks"
         )
 
 

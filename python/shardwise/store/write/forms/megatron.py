@@ -120,8 +120,9 @@ def megatron_form(
                 found[weight] = found[master]  # Which is what it was before it was rounded.
         elif weight not in kept:
             raise LayoutError(
-                f"the optimizer has states of {shown(weight)} but no master copy, as its weight is that: Megatron's "
-                "states alone need it; which = 'all' writes weights and states"
+                f"the optimizer has states of {shown(weight)} but no master copy, because the weight itself is the "
+                "master copy. Megatron needs one when states are written alone; which = 'all' writes weights and "
+                "states"
             )
         elif kept[weight].dtype.name == "float32":
             found[master] = weight

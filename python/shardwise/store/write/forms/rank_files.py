@@ -248,7 +248,7 @@ def _vllm_names(ranks: FileRanks) -> Any:
     if whole is None or len([axis for axis in axes if axis != "pp"]) > 1:
         raise LayoutError(
             f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang know "
-            "the rank of tensor parallelism only, and vLLM's that of the pipeline: give one axis, or pp and another"
+            "only the tensor-parallel rank, and vLLM's also the pipeline rank: give one axis, or pp and another"
         )
 
     def name(rank: int) -> str:

@@ -193,8 +193,8 @@ class _UniversalContents:
             said = {key: held for key, held in group.items() if key not in ("params", "param_names")}
             if "param_names" not in group and group["params"]:
                 raise LayoutError(
-                    "the parameters of the optimizer have numbers and no names, by which DeepSpeed finds them; "
-                    "parameter_names=, --parameter-names FILE gives the names, or drop = '^optimizer' leaves the "
+                    "the parameters of the optimizer have numbers but no names, and DeepSpeed finds them by name; "
+                    "parameter_names= (--parameter-names FILE) gives the names, or drop = '^optimizer' leaves the "
                     "states out"
                 )
             own = []
@@ -240,8 +240,9 @@ class _UniversalContents:
         for kind, at in states.items():
             if kind == "fp32" or (kind != "step" and self._wanted[at].shape != shape):
                 raise LayoutError(
-                    f"the state {shown(kind)} of {shown(name)} is of shape {self._wanted[at].shape}, and the parameter "
-                    f"of {shape}; a universal checkpoint holds states of the parameter's shape; torch and dcp hold any"
+                    f"the state {shown(kind)} of {shown(name)} has the shape {self._wanted[at].shape}, but the "
+                    f"parameter has {shape}; a universal checkpoint only holds states of the parameter's shape; torch "
+                    "and dcp hold any"
                 )
         return _ParameterFolder(weight, states)
 
@@ -252,8 +253,9 @@ class _UniversalContents:
             for kind, other in every.items():
                 if kind not in self.parameters[name].states:
                     raise LayoutError(
-                        f"the optimizer has the state {shown(kind)} of {shown(other)} and not of {shown(name)}, which "
-                        "is in the same group: DeepSpeed keeps the same states of all; torch and dcp hold any"
+                        f"the optimizer has the state {shown(kind)} of {shown(other)} but not of {shown(name)}, which "
+                        "is in the same group: DeepSpeed keeps the same states for a whole group; torch and dcp hold "
+                        "any"
                     )
 
     def steps(self) -> dict[str, float]:

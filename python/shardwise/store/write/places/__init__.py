@@ -91,7 +91,7 @@ def refuse_source(source: Location, target: Location) -> None:
     if is_same:
         raise taken(target, "dst is the source")
     if is_inside:
-        raise OSError(errno.EINVAL, f"dst lies inside of the source {source}, which is only read", str(target))
+        raise OSError(errno.EINVAL, f"dst is inside the source {source}, which must not be changed", str(target))
 
 
 def check_writable(path: Location, nbytes: int = 0) -> None:

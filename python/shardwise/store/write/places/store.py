@@ -244,8 +244,8 @@ class StorePlace:
         else:
             raise TimeoutError(
                 errno.ETIMEDOUT,
-                f"is committed, but a run of the same work that failed says in {self._removal} that it removes what it "
-                "has made; if no such run is left, remove that object, and verify the checkpoint",
+                f"is committed, but by {self._removal} a failed run of the same work is removing what it made; if no "
+                "such run is left, remove that object, and verify the checkpoint",
                 str(self.path),
             )
         if attempt > 1:
@@ -329,9 +329,7 @@ class StorePlace:
         else:
             is_right &= receipt.uploaded is not None and receipt.uploaded[0] == self._new.sizes[number]
         if not is_right:
-            raise ParseError(
-                f"{place}: the receipt of task {number} says that it made something else than the plan says"
-            )
+            raise ParseError(f"{place}: the receipt of task {number} does not agree with the plan")
         return receipt
 
 

@@ -151,7 +151,7 @@ def _check_head(head: Any) -> None:
         if type(nbytes) is not int or nbytes < 0 or not all(isinstance(each, str) for each in digests):
             raise ValueError("it has a section without a length")
     if sum(head["beside"].values()) != head["sections"]["beside"][0]:
-        raise ValueError("a file that goes along has another length than the plan says")
+        raise ValueError("a companion file has a different length than the plan says")
 
 
 def check_cut(cut: Any) -> None:
@@ -197,7 +197,7 @@ def check_plan(plan: CheckpointTasks) -> None:
     if plan.is_shared:
         order = _numbers(plan, "order")
         if not np.array_equal(np.sort(order), np.arange(len(shapes))):
-            raise ValueError("its order is not one of its tensors")
+            raise ValueError("its order does not have each tensor once")
         shapes = [shapes[number] for number in order.tolist()]
     runs = (shared_runs if plan.is_shared else task_runs)(shapes, plan.task_bytes)
     if not np.array_equal(table_of("runs", runs), _table(plan, "runs")):
@@ -205,9 +205,9 @@ def check_plan(plan: CheckpointTasks) -> None:
     if plan.is_shared:
         shares = file_shares(plan, plan.place.least_part)
         if shares is None or not np.array_equal(shares.rows, _table(plan, "shares")):
-            raise ValueError("what its tasks make of its files is not what they write")
+            raise ValueError("the shares of its files are not those of its tasks")
         if not np.array_equal(shares.ends, _numbers(plan, "share_ends")):
-            raise ValueError("what its tasks make of its files is not what they write")
+            raise ValueError("the shares of its files are not those of its tasks")
 
 
 def _numbers(plan: CheckpointTasks, section: str) -> Numbers:
