@@ -358,7 +358,7 @@ GENERAL = {
         ],
     ),
     "rewrites of another engine": Advice(
-        "undone first (--source-rules, or Rewrites.inverse); optional = true allows a rewrite to match nothing",
+        "undo its rules first (--source-rules, or Rewrites.inverse); optional = true allows a rewrite to match nothing",
         lambda: rewritten({"b": (2,)}, {"from": "a", "to": "c"}),
         lambda: rewritten({"b": (2,)}, {"from": "a", "to": "c", "optional": True}),
     ),

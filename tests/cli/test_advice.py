@@ -97,7 +97,7 @@ COMMANDS = [
     ("plan hf made --rules hf/lama --mesh tp=2", "`shardwise rules` lists them", ["rules"]),
     (
         f"{RESHARD} --to vllm --mesh tp=2 --rules hf/llama",
-        "--rules vllm/llama, or write files with any names by --to ranks",
+        "--rules vllm/llama, or use --to ranks, which takes any names",
         [
             f"{RESHARD} --to vllm --mesh tp=2 --rules vllm/llama",
             "reshard hf ranks --no-sync --to ranks --mesh tp=2 --rules hf/llama",
@@ -129,7 +129,7 @@ COMMANDS = [
     ),
     (
         "reshard sharded/model-00001-of-00002.safetensors made --no-sync",
-        "open the folder that has them all, or its index; inspect describes this file alone",
+        "open the folder that has all parts, or its index; inspect describes this file alone",
         [
             "reshard sharded made --no-sync",
             "reshard sharded/model.safetensors.index.json again --no-sync",

@@ -289,7 +289,7 @@ def test_two_optimizers_of_one_model_stay_two(tmp_path: Path) -> None:
     held["optimizer.1.state.b.exp_avg"] = held.pop("optimizer.0.state.b.momentum_buffer")
     with pytest.raises(
         sw.LayoutError,
-        match=r"'b' is .* of 'optimizer.0.state.a.momentum_buffer', and has no",
+        match=r"'b' is .* of 'optimizer.0.state.a.momentum_buffer', but has no",
     ):
         became(tmp_path, held, ROWS)
 

@@ -70,7 +70,7 @@ def test_the_files_of_a_stage_are_what_vllm_looks_for(
     [
         ("vlm(tp=2)", "there is no preset 'vlm'; there are vllm, sglang, megatron, fsdp2, transformers, maxtext"),
         ("vllm(tq=2)", "there is no option 'tq'; vllm takes tp, pp, dp, expert_parallel, placement, layers"),
-        ("vllm(2, 2)", "only the first option, tp, goes without its name"),
+        ("vllm(2, 2)", "only the first option, tp, can be given without its name"),
         ("vllm(2, tp=2)", "has tp twice"),
         ("vllm(tp=2, tp=2)", "has tp twice"),
         ("vllm(tp=two)", "tp is 'two'; it must be a whole number"),
@@ -328,7 +328,7 @@ def test_commands_take_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     for more, pattern in (
         (["--mesh", "tp=2"], "--mesh and --for exclude each other"),
-        (["--to", "vllm"], "--rules hf/llama has other names than these"),
+        (["--to", "vllm"], "--rules hf/llama has other names for the tensors"),
     ):
         command = ["reshard", source, str(tmp_path / "no"), "--for", "transformers(tp=2)", *more]
         assert main(command) == 2
@@ -345,9 +345,7 @@ def test_names_that_the_engine_does_not_have_are_refused(tmp_path: Path) -> None
         path = tmp_path / f"{number}"
         sw.save_checkpoint(path, {**good, bad: np.ones((4, 4), "f4")}, to="hf", sync=False)
         (path / "config.json").write_text(json.dumps(LLAMA))
-        with pytest.raises(
-            sw.LayoutError, match=f"'{bad}': in the rules .* type llama, vllm/llama, there is none for it"
-        ):
+        with pytest.raises(sw.LayoutError, match=f"'{bad}': the rules .* type llama, vllm/llama, have no rule for it"):
             sw.reshard_checkpoint(path, tmp_path / "no", rules, to="vllm")
         # As the refusal says.
         sw.reshard_checkpoint(path, tmp_path / f"{number}-only", rules, to="vllm", only="down_proj", sync=False)

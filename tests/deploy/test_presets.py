@@ -233,7 +233,8 @@ class TestSharedExperts:
         assert len(parameters(apart, "cpu:0", expert_tensors(4, shared=True))) == 4
         with refused(
             LayoutError,
-            "'model.layers.0.mlp.experts.w13_weight', with 'model.layers.0.mlp.shared_experts.gate_proj.weight', which",
+            "w13_weight' of 'cpu:0' is made of",
+            "but 'model.layers.0.mlp.shared_experts.gate_proj.weight' is not among",
         ):
             parameters(sglang(glm), "cpu:0", expert_tensors(4))
         with pytest.raises(LayoutError, match="fuse_shared_experts is True, but ep is 2"):
@@ -282,7 +283,7 @@ class TestPartsOfParameters:
         one = made(config(1, num_experts=4), tp=2)
         name, others = f"model.layers.0.{given}", {"model.layers.0.input_layernorm.weight": (16,)}
         shape = (16,) if given.endswith("bias") else (16, 16)
-        said = (f"'cpu:1' holds {name!r} in ", f"{parameter}', with 'model.layers.0.{missing}', which is not among")
+        said = (f"{parameter}' of 'cpu:1' is made of {name!r} and ", f"'model.layers.0.{missing}' is not among")
         with refused(LayoutError, *said):
             one.parameters_of("cpu:1", {**others, name: shape})
         # As it says: none of them, or all.
@@ -311,7 +312,9 @@ class TestPartsOfParameters:
         down = {f"{start}{name}.weight": (rows, 16) for name, rows in (("q_a_proj", 12), ("kv_a_proj_with_mqa", 6))}
         one = vllm(config(1, q_lora_rank=12, **latent))
         assert list(parameters(one, "cpu:0", down)) == [f"{start}fused_qkv_a_proj.weight"]
-        with refused(LayoutError, "'cpu:0' holds", "with 'model.layers.0.self_attn.q_a_proj.weight'"):
+        with refused(
+            LayoutError, "of 'cpu:0' is made of", "but 'model.layers.0.self_attn.q_a_proj.weight' is not among"
+        ):
             one.parameters_of("cpu:0", {f"{start}kv_a_proj_with_mqa.weight": (6, 16)})
 
 

@@ -100,7 +100,9 @@ class TestCalls:
         arrays = [np.zeros(array.nbytes, np.uint8) for array in reads.arrays]
         with pytest.raises(LayoutError, match=r"scratch is not given; the longest gap that is read over has (\d+)"):
             read_calls(reads, arrays)
-        with pytest.raises(LayoutError, match=r"scratch has 2 bytes; the longest gap .* Or plan with over_read=0"):
+        with pytest.raises(
+            LayoutError, match=r"scratch has 2 bytes; the longest gap .* Give more, or plan with over_read=0"
+        ):
             read_calls(reads, arrays, scratch=np.zeros(2, np.uint8))
         exact = planned(folder, over_read=0)  # As the message says.
         carried_out(read_calls(exact, arrays))

@@ -327,7 +327,7 @@ class TestAgreement:
         e1, t0 = self.sides()
         check_manifests(e1.manifest, t0.manifest, t0.manifest.digest)
         moved = MemoryManifest.of(t0.part, {name: a.copy() for name, a in t0.src.items()}, t0.out, version="step 7")
-        said = f"'t0' now has the manifest {moved.digest}, where 'e1' knows {t0.manifest.digest}: another version"
+        said = f"'t0' now has the manifest {moved.digest}, but 'e1' knows {t0.manifest.digest}: another version"
         with pytest.raises(LayoutError, match=said):
             check_manifests(e1.manifest, t0.manifest, moved.digest)
         # The next version in the same memory.

@@ -93,7 +93,7 @@ def test_what_is_not_recognised_is_unknown() -> None:
     """Phi-3 has queries, keys and values in one weight, and names alone do not say in which order."""
     answer = fits_ratio(LLAMA | {"model_type": "phi3"}, (2, 1))
     assert (answer.verdict, answer.unknown) == ("unknown", ("model.layers.*.self_attn.qkv_proj.weight",))
-    with pytest.raises(sw.LayoutError, match="the ratio 2:1 is unknown, so nothing says who holds what"):
+    with pytest.raises(sw.LayoutError, match="the ratio 2:1 is unknown, so it is not known which device holds what"):
         answer.tilings(("a", "b"))
     with pytest.raises(sw.LayoutError, match=r"ratio is \(3, 0\); it must be 1 to 1024 numbers from 1"):
         fits_ratio(LLAMA, (3, 0))

@@ -126,7 +126,7 @@ def test_rows_that_the_heads_do_not_make_are_unknown() -> None:
     tensors: Outline = {"layers.0.linear_attn.in_proj_qkvz.weight": ("BF16", (100, 8))}
     answer = fits_tensors(tensors, {"num_attention_heads": 8, "linear_num_key_heads": 16}, (1, 4))
     assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]
-    assert [one.why for one in answer.unknown] == ["linear_num_key_heads is 16, and its dim has 100"]
+    assert [one.why for one in answer.unknown] == ["linear_num_key_heads is 16, but its dim has 100 elements"]
 
 
 def test_vocabularies_are_cut_along_their_rows() -> None:

@@ -256,7 +256,7 @@ def test_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
         (
             "ab->ab",
             {"x": (None, None), "out": sw.TensorLayout((None, None), MESH, unreduced=("tp",))},
-            "out is unreduced over tp, but that does not cut anything, which is summed",
+            "out is unreduced over tp, which must cut what is summed: nothing is",
         ),
         (
             "ab,ac->bc",

@@ -120,7 +120,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.LayoutError, match=r"layouts\[0\]\.open has 2; the tensor has 2 dims"):
         propagate(computation, [Start(("x", None), open=[2]), None], mesh=MESH)
     with pytest.raises(
-        sw.LayoutError, match=r"layouts\[0\]\.priorities is \[1\]; it has a number from 0 to 2\*\*32 - 1 for each of 2"
+        sw.LayoutError,
+        match=r"layouts\[0\]\.priorities is \[1\]; it must have a number from 0 to 2\*\*32 - 1 for each of 2",
     ):
         propagate(computation, [Start(("x", None), priorities=[1]), None], mesh=MESH)
     with pytest.raises(sw.LayoutError, match="results has 2 entries for 1 results"):

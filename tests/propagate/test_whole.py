@@ -353,7 +353,7 @@ def test_explicit_mode_names_both_origins() -> None:
         "(operands[0] has it from input layouts[0], operands[1] has it from input layouts[1]); give policy='shardy' or "
         "policy='least' to have it decided"
     )
-    with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, and policy='explicit' gives none"):
+    with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, and policy='explicit' chooses none"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")
 
 

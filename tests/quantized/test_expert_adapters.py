@@ -211,7 +211,7 @@ def test_experts_and_other_parts_that_do_not_fit_are_refused() -> None:
     more = {**tensors, f"{PREFIX}lora_magnitude_vector": np.zeros(HIDDEN, "f4")}
     found = with_states(Components(None, {}, (), config=CONFIG), described(more))
     _, why = followers(found, layouts)[f"{PREFIX}lora_A.weight"]
-    assert "its adapter has A, B, magnitude: of experts A and B are known" in str(why)
+    assert "its adapter has A, B, magnitude: for experts only A and B are known" in str(why)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -72,7 +72,10 @@ def test_a_method_that_is_not_known_is_refused_by_its_name(method: Any) -> None:
         ),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
         ({"mode": "mxint8", "bits": 8, "group_size": 32}, "mode is 'mxint8'; known for mlx are affine, mxfp4"),
-        ({"weights": "int4"}, "has no quant_method, and the tensors' names tell none; it says {'weights': 'int4'}"),
+        (
+            {"weights": "int4"},
+            "has no quant_method, and the tensors' names do not show one; it says {'weights': 'int4'}",
+        ),
     ],
 )
 def test_a_version_or_type_that_is_not_known_is_refused_by_its_name(given: dict[str, Any], said: str) -> None:
@@ -155,7 +158,7 @@ def test_modules_of_mlx_may_have_bits_of_their_own() -> None:
     ("tensors", "said"),
     [
         ({"a.weight": ("U32", (64, 48))}, "is U32, and its scales are missing"),
-        ({"a.weight": ("BF16", (64, 384)), "a.scales": ("BF16", (64, 6))}, "its weight is BF16; of MLX it is U32"),
+        ({"a.weight": ("BF16", (64, 384)), "a.scales": ("BF16", (64, 6))}, "its weight is BF16; MLX needs U32"),
         ({"a.weight": ("U32", (64, 48)), "a.scales": ("BF16", (64, 6))}, "its biases is missing"),
         ({"a.weight": ("U32", (64, 48)), "a.scales": ("BF16", (64, 12))}, "in blocks of 1 x 64 it must be (64, 6)"),
     ],

@@ -27,7 +27,7 @@ def test_as_transformers_writes_them(file: Path) -> None:
     said = json.loads(gzip.decompress(file.read_bytes()))
     family = said["config"]["model_type"]
     if family in UNKNOWN:
-        with refused(sw.ParseError, f"model_type is '{family}'", "known of", "other types", "for --rules"):
+        with refused(sw.ParseError, f"model_type is '{family}'", "other types are known", "for --rules"):
             model_shapes(said["config"])
         return
     assert model_shapes(said["config"]) == {name: tuple(shape) for name, shape in said["tensors"].items()}

@@ -359,7 +359,7 @@ def test_a_parameter_that_is_cut_and_made_of_nothing_is_refused() -> None:
     plan = PLAN | {"head": "colwise"}
     tensors = {"m.0.q.weight": LoadedTensor(2, ("m.0.q.weight",)), "m.0.q.bias": LoadedTensor(1, ("m.0.q.bias",))}
     with pytest.raises(
-        sw.LayoutError, match=r"cuts the parameter 'head.weight', and none of the 2 tensors .*'m.0.q.wei"
+        sw.LayoutError, match=r"cuts the parameter 'head.weight', but makes it from none of the 2 tensors .*'m.0.q.wei"
     ):
         rules_of_loaded(plan, shapes, tensors, "tp")
     # One that is the same as another is made of that.
@@ -446,7 +446,9 @@ def test_a_folder_that_lacks_what_is_cut_is_refused(tmp_path: Path, capsys: pyte
     (tmp_path / "less" / "config.json").write_text(json.dumps(GRANITE))
     assert main(["rules", "--from-tp-plan", str(tmp_path / "less")]) == 2
     said = capsys.readouterr().err
-    assert "cuts the parameter 'model.layers.1.block_sparse_moe.experts.gate_up_proj', and none of" in said
+    assert (
+        "cuts the parameter 'model.layers.1.block_sparse_moe.experts.gate_up_proj', but makes it from none of" in said
+    )
 
 
 ROWS = ((("tp", None), ("tp",), ("tp",)), (None, None, (None, "tp", None)))

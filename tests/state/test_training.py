@@ -311,7 +311,7 @@ def test_caches() -> None:
         ({"over": ["rows"]}, "over names the axis 'rows'; the meshes have data, tp"),
         ({"over": ["tp"], "sharding": "zero1"}, "the rules cut dim 0 over tp"),
         ({"frozen": "("}, "frozen is '\\(', which is not a regular expression"),
-        ({"lora": Lora(2, "nothing")}, "lora: 'nothing' is found in no name"),
+        ({"lora": Lora(2, "nothing")}, "lora: 'nothing' matches the name of no matrix"),
         ({"tied": {"a": "b"}}, "'a' is not among the tensors"),
         ({"optimizer": "muon", "sharding": "zero1"}, "takes matrices"),
         ({"units": "x"}, "units is for fsdp1 and megatron"),
@@ -465,7 +465,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: kept(HAND), kept],
     ),
     "dtypes": (
-        "must be a shape and a dtype, got (4, 4); with weights a shape will do",
+        "must be a shape and a dtype, got (4, 4); if weights is given, a shape is enough",
         lambda: asked(tensors={"0.up": (4, 4)}),
         [lambda: asked(tensors={"0.up": ((4, 4), "int8")}, frozen="."), partial(asked, tensors=TWO, weights="float16")],
     ),

@@ -208,7 +208,7 @@ ADVICE = {
         lambda path: save(path, ARRAYS),
     ),
     "an index that no reader takes": Advice(
-        "for 8140 tensors is over the limit of 95.4 MiB with which it is read; to='dcp' has no such limit",
+        "for 8140 tensors is over 95.4 MiB, the limit for reading it; to='dcp' has no such limit",
         lambda path: save(path, LONG_NAMES, "made", to="hf", max_file_bytes=4096),
         long_names_as_dcp,
     ),

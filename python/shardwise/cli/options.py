@@ -60,8 +60,8 @@ def add_drop(command: Parser, what: str) -> None:
     command.add_argument(
         "--drop",
         metavar="REGEX",
-        help=f"{what} the tensors and values whose names in the source it matches; a warning names what the "
-        "rules drop, unless it matches too",
+        help=f"{what} the tensors and values whose names in the source it matches; a warning names what "
+        "else the rules drop",
     )
 
 

@@ -379,7 +379,7 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> B
     priorities = [integer(f"{name}.priorities[{at}]", each) for at, each in enumerate(start.priorities)]
     if priorities and (len(priorities) != len(shape) or min(priorities) < 0 or max(priorities) >= 1 << 32):
         raise LayoutError(
-            f"{name}.priorities is {shown(priorities)}; it has a number from 0 to 2**32 - 1 for each of {len(shape)} "
-            "dims"
+            f"{name}.priorities is {shown(priorities)}; it must have a number from 0 to 2**32 - 1 for each of "
+            f"{len(shape)} dims"
         )
     return specs_of(layout), may_grow, priorities or [0 for _ in dims]

@@ -347,7 +347,9 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
                 tokens.append(("shifted", (shifted[1], str(added))))
                 continue
             if int(shifted[1]) + added < 0:
-                raise LayoutError(f"template {shown(text)}: {{{inside}}} is {int(shifted[1]) + added}")
+                raise LayoutError(
+                    f"template {shown(text)}: {{{inside}}} is {int(shifted[1]) + added}; it must be 0 or more"
+                )
             tokens.append(("text", str(int(shifted[1]) + added)))
         elif cycled := _CYCLED.fullmatch(inside):
             divisor = _number(text, cycled[2], numbers)

@@ -258,8 +258,8 @@ def test_options_that_a_url_does_not_say_are_refused_by_their_names() -> None:
         pass
 
     for filesystem, said in (
-        (fsspec.filesystem("memory", token="secret"), "has token.*; a plan keeps URLs"),
-        (Other(**usual.filesystem.storage_options), "has a filesystem of its own; a plan keeps URLs"),
+        (fsspec.filesystem("memory", token="secret"), "has token.*, but a plan keeps only the URL"),
+        (Other(**usual.filesystem.storage_options), "has a filesystem of its own, but a plan keeps only the URL"),
     ):
         with pytest.raises(TypeError, match=said) as caught:
             ObjectPath("memory://a/b", filesystem=filesystem).refuse_options("a plan")

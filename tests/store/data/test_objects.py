@@ -520,7 +520,9 @@ def test_what_is_advised_without_credentials(s3: Store, monkeypatch: pytest.Monk
     with sw.open_checkpoint(ObjectPath(where, **url)) as checkpoint:
         assert checkpoint.read("w").tolist() == [0, 1, 2, 3]
     plan = sw.plan_checkpoint(ObjectPath(where, **url), tmp_path / "b.safetensors")
-    with pytest.raises(TypeError, match=r"give them by the environment, as FSSPEC_S3_ENDPOINT_URL or AWS_ENDPOINT_URL"):
+    with pytest.raises(
+        TypeError, match=r"give the options in the environment, as FSSPEC_S3_ENDPOINT_URL or AWS_ENDPOINT_URL"
+    ):
         plan.save(tmp_path / "plan")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.toxic.url)
     sw.plan_checkpoint(where, tmp_path / "b.safetensors").save(tmp_path / "plan")

@@ -111,7 +111,7 @@ def test_one_file_of_meta_is_a_model_unless_its_parameters_say_that_it_is_a_part
     same_tensors(tmp_path / "consolidated.00.pth", FULL)
     (tmp_path / "consolidated.00.pth").write_bytes(save(of_rank(0, 2)))
     for path in (tmp_path, tmp_path / "consolidated.00.pth"):
-        with pytest.raises(sw.ParseError, match=r"8 columns of .*, of 16 by params.json"):
+        with pytest.raises(sw.ParseError, match=r"8 columns of .*, but by params.json the whole has 16"):
             sw.open_checkpoint(path)
     with sw.open_checkpoint(tmp_path / "consolidated.00.pth", part=True) as checkpoint:
         assert checkpoint["layers.0.attention.wo.weight"].shape == (16, 8)

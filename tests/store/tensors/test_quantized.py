@@ -157,7 +157,9 @@ def test_a_version_that_is_not_known_is_as_an_unknown_method(tmp_path: Path) -> 
     layouts[r"down_proj\.qweight$"] = (None, "tp")
     sw.reshard_checkpoint(source, tmp_path / "copy", sync=False)
     assert sw.diff_checkpoints(source, tmp_path / "copy") == []
-    with refused(sw.ParseError, "checkpoint_format is 'bitblas'", "give a configuration without it (--config)"):
+    with refused(
+        sw.ParseError, "checkpoint_format is 'bitblas'", "give a configuration without quantization_config (--config)"
+    ):
         sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
     sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", config={}, sync=False)
     assert sw.diff_checkpoints(source, tmp_path / "cut") == []

@@ -353,10 +353,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "affine": ({"affine_map": {"version": 2, "params": {}}}, "affine_map is of version 2; 1 is known"),
     "experts": ({"expert_parameter_patterns": ["x"]}, "has expert_parameter_patterns: the experts of a mixture"),
     "nothing": ({}, r"save it once with engine.save_checkpoint\(..., client_state="),
-    "not a pattern": ({"tp_replicated_parameter_patterns": ["("]}, "'\\(' is no regular expression"),
+    "not a pattern": ({"tp_replicated_parameter_patterns": ["("]}, "'\\(' is not a regular expression"),
     "for ever": ({"tp_replicated_parameter_patterns": [r"(a)\1"]}, "or its search may take for ever"),
     "a number": ({"tp_replicated_parameter_patterns": [3]}, "is not a list of regular expressions"),
-    "rows": ({"vocabulary_parameter_patterns": ["w"]}, "original_vocab_size is None, which is no size"),
+    "rows": ({"vocabulary_parameter_patterns": ["w"]}, "original_vocab_size is None, which is not a size"),
     "dim 1": ({"parameter_with_row_parallelism_patterns": ["v"]}, "'v' should be cut in dim 1"),
     "two shapes": (
         {"tp_replicated_parameter_patterns": ["v"]},
@@ -433,7 +433,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "shapes too large": (
         {"model": {"param_shapes": [OrderedDict(w=size(2**40, 2**40))]}}, r"has more than 2\*\*63 - 1 bytes"
     ),
-    "another shape": ({"model": {"param_shapes": [OrderedDict(w=size(5, 4))]}}, "of 20 by param_shapes"),
+    "another shape": ({"model": {"param_shapes": [OrderedDict(w=size(5, 4))]}}, "by param_shapes the group has 20"),
     "others": ({"model": {"param_shapes": [OrderedDict(w=size(4, 6))]}}, r"has the shape \(6, 4\); .*\(4, 6\)"),
     "no shapes": ({"model": {"param_shapes": None}}, "has no list param_shapes"),
     "groups": ({"model": {"param_shapes": []}}, "has 1 masters; param_shapes has 0 groups"),

@@ -110,7 +110,7 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
             with_index(lambda index: first(index).update(ranks=(0, 5))),
             "its ranks are (0, 5), which is not valid in a world of 2",
         ),
-        (with_index(lambda index: first(index).update(ranks=(0,))), "and metadata.pkl says otherwise"),
+        (with_index(lambda index: first(index).update(ranks=(0,))), "but metadata.pkl says otherwise"),
         (
             with_index(lambda index: first(index)["sharding_metadata"]["data"].update(global_shape=[1 << 62, 1 << 62])),
             "not of one checkpoint",
@@ -121,7 +121,7 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
         ),
         (
             with_index(lambda index: first(index)["sharding_metadata"]["data"]["mesh_spec"].update(mesh_shape=(7,))),
-            "on a mesh of (7,)",
+            "do not fit a mesh of (7,)",
         ),
         (with_index(lambda index: index["metadata"].update(more=Runs())), "print"),
     ],

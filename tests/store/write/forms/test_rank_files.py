@@ -402,7 +402,7 @@ def test_deployments_and_rules_of_other_names(tmp_path: Path, capsys: pytest.Cap
     command = ["reshard", str(tmp_path / "hf"), str(tmp_path / "out"), "--to", "vllm", "--no-sync", "--mesh"]
     assert main([*command, "tp=2", "--rules", "hf/llama"]) == 2
     said = capsys.readouterr().err
-    assert "--rules hf/llama has other names than these" in said
+    assert "--rules hf/llama has other names for the tensors" in said
     assert "--rules vllm/llama, or" in said
     assert main([*command, "pp=2,tp=2", "--rules", "vllm/llama"]) == 2
     assert "leave pp out of the mesh" in capsys.readouterr().err

@@ -207,7 +207,7 @@ def test_options_of_any_filesystem_of_a_plan_are_refused(store: Store, source: P
     if store.toxic is not None:  # These have an option as they are.
         pairs, option = [(source, place), (held, source.parent / "new")], "endpoint_url"
     for src, dst in pairs:
-        with pytest.raises(TypeError, match=f"has {option}; a plan file keeps URLs"):
+        with pytest.raises(TypeError, match=f"has {option}, but a plan file keeps only the URL"):
             planned(src, dst).save(tmp_path / "new.swplan")
         assert not (tmp_path / "new.swplan").exists()
 

@@ -207,8 +207,8 @@ def _check_index(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]], n
         length += sum(len(json.dumps(wanted[i].name)) for i in group) + len(group) * (len(name) + len('\n    : "",'))
     if length > MAX_JSON:
         raise LayoutError(
-            f"an index of {bytes_text(length)} for {len(wanted)} tensors is over the limit of {bytes_text(MAX_JSON)} "
-            "with which it is read; to='dcp' has no such limit"
+            f"an index of {bytes_text(length)} for {len(wanted)} tensors is over {bytes_text(MAX_JSON)}, the limit "
+            "for reading it; to='dcp' has no such limit"
         )
 
 
