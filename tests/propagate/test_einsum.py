@@ -256,7 +256,7 @@ def test_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
         (
             "ab->ab",
             {"x": (None, None), "out": sw.TensorLayout((None, None), MESH, unreduced=("tp",))},
-            "out is unreduced over tp, which must cut what is summed: nothing is",
+            "out is unreduced over tp; these axes must cut a summed dim (there is none)",
         ),
         (
             "ab,ac->bc",

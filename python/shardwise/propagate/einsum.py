@@ -254,8 +254,8 @@ def einsum(
     rule, itemsizes = parsed.rule._core, [itemsize] * len(tensors)
     found = settle(where.core, rule, [*extents, shape], specs, itemsizes, kept, policy)
     if found is None:
-        summed = " or ".join(parsed.summed) or "nothing"
-        raise LayoutError(f"out is unreduced over {', '.join(kept)}, which must cut what is summed: {summed} is")
+        summed = " or ".join(parsed.summed) or "there is none"
+        raise LayoutError(f"out is unreduced over {', '.join(kept)}; these axes must cut a summed dim ({summed})")
     cuts, settled, local, over = found
     held = [TensorLayout(specs, where) for specs in settled]
     inner = [TensorLayout(specs, where) for specs in local]
