@@ -360,7 +360,7 @@ def test_engines_would_take_wrong_scales_of_shared_blocks(tmp_path: Path) -> Non
         sw.LayoutError,
         "'up.weight_scale_inv'",
         "count blocks from the rank's first",
-        "to='ranks' has files",
+        "to='ranks' writes files",
         "`shardwise fits` says which sizes",
     ):
         sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", layouts, to="vllm", sync=False)
