@@ -143,7 +143,7 @@ def test_a_stage_of_a_pipeline_has_its_layers_only(engines: SimpleNamespace, tmp
     }
     loader = engines.formats["shardwise"](SimpleNamespace(model_loader_extra_config=None))
     settings = SimpleNamespace(model=str(tmp_path / "hf"), hf_config=SimpleNamespace(to_dict=lambda: config))
-    with pytest.raises(sw.LayoutError, match="is not a parameter of the model"):
+    with pytest.raises(sw.LayoutError, match="but the model has no such parameter"):
         loader.load_weights(Model(expected, config), settings)
     engines.stages = 2
     model = Model(expected, config)
@@ -174,9 +174,9 @@ def test_what_is_not_filled_exactly_is_refused(tmp_path: Path) -> None:
         assert all((one == -1).all() for one in held.values())
 
     held = Model(expected, config).held
-    refused(r"qkv_proj.weight' has the shape \(1, 2\) in the model, and", {**held, name: torch.full((1, 2), -1.0)})
+    refused(r"qkv_proj.weight' has the shape \(1, 2\) in the model, but", {**held, name: torch.full((1, 2), -1.0)})
     refused(r"1 parameters of the model are in no tensor of .*'scale'", {**held, "scale": torch.full((3,), -1.0)})
-    refused("is not a parameter of the model", {key: value for key, value in held.items() if key != name})
+    refused("but the model has no such parameter", {key: value for key, value in held.items() if key != name})
     refused("is torch.int32 in the model, and float32 in the file", {**held, name: held[name].to(torch.int32)})
     refused("quantized weights are not loaded", held, quantization_config={"quant_method": "fp8"})
     refused("there are no rules of vllm for a model of the type", held, model_type="nobody")

@@ -69,7 +69,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
     ('y:(1)2', 'x')
     >>> from_shardy('#sdy.sharding<@mesh, [{"x", ?}, {}]>', mesh)
     Traceback (most recent call last):
-    shardwise.errors.LayoutError: dim 0 is open (?): what it is cut by is left to the compiler, which a layout cannot
+    shardwise.errors.LayoutError: dim 0 is open (?): the compiler decides how to cut it, which a layout cannot
     express
     """
     reader = ShardyReader(text)
