@@ -267,7 +267,7 @@ def test_arithmetic_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "message"),
     [
-        ({"dims": "a b -> (a b)"}, r"'x': dim 0 is \(a b\), and the size of neither a nor b is given"),
+        ({"dims": "a b -> (a b)"}, r"'x': dim 0 is \(a b\), but the size of neither a nor b is given"),
         (
             {"dims": "a (b c) -> (a b c)", "a": 5, "b": 2},
             r"'x': dim 0 has 12 elements, and is \(a b c\), where a = 5, b = 2",

@@ -95,7 +95,7 @@ class TestWhere:
         assert cut.partition("other", (4, 3)).boxes()[:, 0].tolist() == [[0, 2], [2, 4]] * 2
         assert cut.partition("number", ()).holders == ("cpu:4", "cpu:5", "cpu:6", "cpu:7")
         wide = deployment(default=DeploymentRule((None, "tp"), "dense", {"pp": 1}))
-        with pytest.raises(LayoutError, match="rank 1, the default layout is for ranks from 2"):
+        with pytest.raises(LayoutError, match="rank 1, but the default layout needs rank 2 or more"):
             wide.layout_of("other", 1)
 
     def test_labels_of_the_world(self) -> None:
@@ -328,7 +328,9 @@ class TestParameters:
 
     def test_without_all_parts_it_is_refused(self) -> None:
         one = Deployment(1, DeviceMesh((1,), ("x",)), {".": (None,)}, parameters=[FusedParameter("qk", ("q", "k"))])
-        with pytest.raises(LayoutError, match="'cpu:0' holds 'q' in 'qk', with 'k', which is not among the tensors"):
+        with pytest.raises(
+            LayoutError, match="'qk' of 'cpu:0' is made of 'q' and 'k', but 'k' is not among the tensors"
+        ):
             one.parameters_of("cpu:0", {"q": (2,), "o": (2,)})
         assert [each.name for each in one.parameters_of("cpu:0", {"o": (2,)})] == ["o"]
 

@@ -43,5 +43,5 @@ def test_what_does_not_fit_is_named(shape: tuple[int, ...], more: dict[str, int]
 
 def test_two_unknown_in_one_dim_are_named() -> None:
     both = parse_arrangement("(heads d) -> heads d")
-    with pytest.raises(sw.LayoutError, match=r"dim 0 is \(heads d\), and the size of neither heads nor d is given"):
+    with pytest.raises(sw.LayoutError, match=r"dim 0 is \(heads d\), but the size of neither heads nor d is given"):
         both.solved(both.stored, (12,))

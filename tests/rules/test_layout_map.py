@@ -444,11 +444,11 @@ class TestDefault:
     def test_a_number_has_no_dim_to_cut(self) -> None:
         layout_map = LayoutMap(MESH, default=LayoutRule((None, "model")))
         assert layout_map.layout_of("step", 0) == TensorLayout((), MESH)
-        with pytest.raises(LayoutError, match="'w' has rank 1, the default layout is for ranks from 2"):
+        with pytest.raises(LayoutError, match="'w' has rank 1, but the default layout needs rank 2 or more"):
             layout_map.layout_of("w", 1)
         report = layout_map.report({"w": ((2, 8), "int8"), "b": ((2,), "int8")})
         assert [str(problem) for problem in report.rank_mismatches] == [
-            "'b' has rank 1, the default layout is for ranks from 2"
+            "'b' has rank 1, but the default layout needs rank 2 or more"
         ]
         assert [tensor.name for tensor in report.unplaced] == ["b"]
 

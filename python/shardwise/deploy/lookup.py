@@ -240,7 +240,9 @@ class RuleLookup:
         if layout is None:
             own = found.ready.rule.layout.rank
             if found.ready.pattern is None:
-                raise LayoutError(f"tensor {shown(path)} has rank {rank}, the default layout needs rank {own} or more")
+                raise LayoutError(
+                    f"tensor {shown(path)} has rank {rank}, but the default layout needs rank {own} or more"
+                )
             rule = ", ".join(map(shown, self.matching(path)))
             raise LayoutError(f"tensor {shown(path)} has rank {rank}, the layout of its rule {rule} has {own}")
         return layout

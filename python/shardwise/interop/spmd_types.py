@@ -92,7 +92,8 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
     TensorLayout((None, 'model'), DeviceMesh((2, 4), ('data', 'model')), unreduced=('data',))
     >>> from_spmd_types({"data": "V", "model": "R"}, mesh, rank=2)
     Traceback (most recent call last):
-    shardwise.errors.LayoutError: axis 'data' is V: its values differ, and nothing says by which dim; S(dim) does
+    shardwise.errors.LayoutError: axis 'data' is V: its values differ, but the dim that it cuts is not stated; S(dim)
+    states it
     """
     checked_mesh(mesh)
     dims = checked_rank(rank)

@@ -180,8 +180,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         layout = self._defaults[rank]
         if layout is None:
             raise LayoutError(
-                f"the array at {shown(path)} has rank {rank}, the default layout needs rank {default.layout.rank} or "
-                "more"
+                f"the array at {shown(path)} has rank {rank}, but the default layout needs rank "
+                f"{default.layout.rank} or more"
             )
         return layout
 
