@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor, load, load_common_state_dict
+
+from .worker import run_ranks
 
 __all__ = ["main"]
 
@@ -40,13 +41,7 @@ def loaded(rank: int, folder: str, cuts: dict[str, Any], store: str) -> None:
 def main(folder: str, cuts: str, answer: str) -> None:
     said = json.loads(cuts)
     store = f"{answer}.store"
-    processes = [get_context("spawn").Process(target=loaded, args=(rank, folder, said, store)) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        sys.exit(f"a rank failed: {[process.exitcode for process in processes]}")
+    run_ranks(loaded, [(rank, folder, said, store) for rank in range(WORLD)])
     ranks = [np.load(f"{store}.{rank}.npz") for rank in range(WORLD)]
     whole = {
         key: ranks[0][key] if dim is None else np.concatenate([each[key] for each in ranks], dim)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer import TransformerConfig
+
+from .worker import run_ranks
 
 __all__ = ["main"]
 
@@ -103,13 +104,7 @@ def answered(rank: int, folder: str, said: dict[str, Any], sizes: tuple[int, int
 def main(folder: str, config: str, sizes: str, tokens: str, answer: str) -> None:
     tp, pp = map(int, sizes.split(","))
     given = folder, json.loads(config), (tp, pp), json.loads(tokens), f"{answer}.store"
-    processes = [get_context("spawn").Process(target=answered, args=(rank, *given)) for rank in range(tp * pp)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        sys.exit(f"a rank failed: {[process.exitcode for process in processes]}")
+    run_ranks(answered, [(rank, *given) for rank in range(tp * pp)])
     np.save(answer, np.concatenate([np.load(f"{answer}.store.{rank}.npy") for rank in range(tp)], -1))
 
 

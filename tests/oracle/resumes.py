@@ -15,7 +15,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from .worker import run_ranks
 
 __all__ = ["FRAMEWORKS", "main"]
 
@@ -325,13 +326,7 @@ def main(world: int, jobs: list[list[str]]) -> None:
     if world == 1:
         rank_of(0, 1, jobs)
         return
-    processes = [get_context("spawn").Process(target=rank_of, args=(rank, world, jobs)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        sys.exit(f"a rank failed: {[process.exitcode for process in processes]}")
+    run_ranks(rank_of, [(rank, world, jobs) for rank in range(world)])
 
 
 if __name__ == "__main__":

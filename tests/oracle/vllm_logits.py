@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from shardwise.interop._recording import LoneGroup
 from shardwise.interop.vllm import _settings
 
 from .families.adapters import prepare
+from .worker import run_ranks
 
 __all__ = ["main"]
 
@@ -92,13 +92,7 @@ def main(folder: str, sizes: str, tokens: str, answer: str) -> None:
     importlib.import_module("vllm.model_executor.models.llama")
     torch.set_num_threads(1)
     given = folder, (tp, pp), json.loads(tokens), answer.removesuffix(".npy")
-    processes = [get_context("fork").Process(target=answered, args=(rank, *given)) for rank in range(tp * pp)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        sys.exit(f"a rank failed: {[process.exitcode for process in processes]}")
+    run_ranks(answered, [(rank, *given) for rank in range(tp * pp)], "fork")
 
 
 if __name__ == "__main__":

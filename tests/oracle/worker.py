@@ -19,11 +19,24 @@ import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(target: Callable[..., None], arguments: Iterable[tuple[Any, ...]], start: str = "spawn") -> None:
+    """Run a function once for each tuple of arguments, in processes side by side; end this process if one fails."""
+    context: Any = get_context(start)
+    processes = [context.Process(target=target, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit(f"a rank failed: {[process.exitcode for process in processes]}")
 
 
 def read(stream: BinaryIO) -> Any:
