@@ -298,6 +298,16 @@ def test_a_named_weight_of_other_sizes_is_refused() -> None:
         assert said in whys(CONFIG, pairs({"gate_up_proj.": sizes}))[0]
 
 
+def test_stacks_of_another_number_of_experts_are_refused() -> None:
+    for count, said in (
+        (E, "gate_up_proj"),
+        (E + 1, f"of {E + 1} experts, and the model has {E}"),
+    ):
+        sizes: dict[str, tuple[int, ...]] = {"A": (count, 2, HIDDEN), "B": (count, 2 * INNER, 2)}
+        tensors = {f"{PREFIX}gate_up_proj.lora_{x}.weight": (shape, "float32") for x, shape in sizes.items()}
+        assert said in whys(CONFIG, tensors)[0]
+
+
 @pytest.mark.parametrize(("kind", "is_turned"), [("qwen3_vl_moe_text", True), ("qwen3_moe", False)])
 def test_deployments_cut_stacks_in_the_order_of_their_dims(kind: str, is_turned: bool) -> None:
     """Qwen3-VL-MoE stores (experts, in, out); a stack of the other order is refused by its sizes."""

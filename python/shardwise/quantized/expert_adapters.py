@@ -140,6 +140,9 @@ def _dims(down: tuple[int, ...], up: tuple[int, ...], config: Mapping[str, Any])
     if len(down) == len(up) == 3:
         if down[0] != up[0] or down[1] != up[2]:
             raise LayoutError(f"its factors {down} and {up} have different ranks or numbers of experts")
+        said = stated(language_config(config), "experts")
+        if said is not None and said[1] != down[0]:
+            raise LayoutError(f"its factors are of {down[0]} experts, and the model has {said[1]}")
         return down[0], up[1], down[2], False
     if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
         raise LayoutError(f"its factors {down} and {up} have different ranks")
