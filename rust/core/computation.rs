@@ -26,7 +26,7 @@ pub struct Computation {
 pub struct Op {
     /// The values that it takes.
     pub operands: Vec<usize>,
-    /// Those that it makes.
+    /// The values that it makes.
     pub results: Vec<usize>,
     /// The way in which it makes them.
     pub does: Does,
@@ -35,30 +35,30 @@ pub struct Op {
 /// The ways in which ops make their results.
 #[derive(Debug)]
 pub enum Does {
-    /// They are numbers that are known.
+    /// The results are numbers that are known.
     Constant,
-    /// They are its operands.
+    /// The results are the operands.
     Barrier,
-    /// By a computation.
+    /// A computation, run once.
     Call(Arc<Computation>),
-    /// By a computation of as many results as inputs, as often as is said.
+    /// A computation of as many results as inputs, run as often as is said.
     Loop(Arc<Computation>, i64),
-    /// By the second computation, from what it gave before, as long as the first gives true.
+    /// The second computation, run on what it gave before, as long as the first gives true.
     While([Arc<Computation>; 2]),
-    /// By that one of some computations which the first operand numbers; they take the others.
+    /// The computation of these that the first operand numbers; it takes the other operands.
     Case(Vec<Arc<Computation>>),
-    /// It is its operand, of which each dim has these axes, and perhaps may have more.
+    /// The result is the operand, of which each dim has these axes, and perhaps may have more.
     Constraint(Vec<Vec<String>>, Vec<bool>),
-    /// By a factor rule.
+    /// A factor rule.
     Rule(Arc<Ruled>),
 }
 
 /// An op with a factor rule, one for all that are alike.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ruled {
-    /// Its name.
+    /// The name of the op.
     pub name: String,
-    /// Its rule, with sizes.
+    /// The factor rule of the op, with sizes.
     pub rule: Rule,
     /// The shapes of its operands and results.
     pub shapes: Vec<Arc<[i64]>>,

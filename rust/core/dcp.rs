@@ -17,11 +17,11 @@ use crate::{
 /// A tensor of an index.
 #[derive(Debug)]
 pub struct Tensor<'a> {
-    /// Its name.
+    /// The tensor's name.
     pub name: &'a str,
     /// Module and name of the global that is its dtype.
     pub dtype: (&'a str, &'a str),
-    /// Its shape.
+    /// The tensor's shape.
     pub shape: Vec<i64>,
     /// The number of its first chunk.
     pub first: usize,
@@ -38,9 +38,9 @@ pub struct Tensor<'a> {
 pub struct Place {
     /// The number of the file in [`Index::files`].
     pub file: i64,
-    /// Its first byte.
+    /// The first byte of the range.
     pub offset: i64,
-    /// Its bytes.
+    /// The number of bytes.
     pub length: i64,
 }
 

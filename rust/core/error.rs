@@ -33,9 +33,9 @@ pub enum Error {
     DuplicateAxisName {
         /// The name.
         name: String,
-        /// Its first position.
+        /// The first position of the name.
         first: usize,
-        /// Its second position.
+        /// The second position of the name.
         second: usize,
     },
     /// An axis size below one.
@@ -43,7 +43,7 @@ pub enum Error {
     AxisSize {
         /// Position of the axis.
         axis: usize,
-        /// Its name.
+        /// The name of the axis.
         name: String,
         /// The size given.
         size: i64,
@@ -69,7 +69,7 @@ pub enum Error {
     Coordinate {
         /// Position of the axis.
         axis: usize,
-        /// Its name.
+        /// The name of the axis.
         name: String,
         /// The entry given.
         given: i64,
@@ -119,7 +119,7 @@ pub enum Error {
         place: String,
         /// The sub-axis.
         name: String,
-        /// Its axis.
+        /// The axis that it is part of.
         axis: String,
         /// The size of the axis.
         size: i64,
@@ -179,7 +179,7 @@ pub enum Error {
     Indivisible {
         /// Position of the dim.
         dim: usize,
-        /// Its elements.
+        /// The elements of the dim.
         n: i64,
         /// The shards along it.
         k: i64,
@@ -212,9 +212,9 @@ pub enum Error {
     PartsSum {
         /// Position of the dim.
         dim: usize,
-        /// Its elements.
+        /// The elements of the dim.
         n: i64,
-        /// Those of its parts.
+        /// The elements of the parts.
         sum: i64,
     },
     /// Parts that no size of their unknown factor makes add up to their dim.
@@ -225,11 +225,11 @@ pub enum Error {
     FreeFactor {
         /// Position of the dim.
         dim: usize,
-        /// Its elements.
+        /// The elements of the dim.
         n: i64,
-        /// Those of the parts without the factor.
+        /// The elements of the parts without the factor.
         known: i64,
-        /// Those of the others if the factor is 1.
+        /// The elements of the other parts if the factor is 1.
         per_unit: i64,
     },
     /// A part whose cut factor does not divide, under the rule `"even"`.
@@ -277,7 +277,7 @@ pub enum Error {
         if *limit == 0 { "a range that is empty".to_owned() } else { format!("0 to {}", limit - 1) }
     )]
     OutOfRange {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// The position in it, in C order.
         position: Option<usize>,
@@ -302,13 +302,13 @@ pub enum Error {
     /// Two arguments, or an argument and an output, whose lengths must be equal.
     #[error("{left} has {left_len} elements but {right} has {right_len}")]
     Length {
-        /// The first.
+        /// The first argument.
         left: &'static str,
-        /// Its length.
+        /// The length of the first.
         left_len: usize,
-        /// The second.
+        /// The second argument, or the output.
         right: &'static str,
-        /// Its length.
+        /// The length of the second.
         right_len: usize,
     },
     /// Two partitions of different shapes.
@@ -337,13 +337,13 @@ pub enum Error {
     BoxBounds {
         /// The holder of the box.
         holder: usize,
-        /// Which of its boxes.
+        /// The number of the box among the holder's.
         piece: usize,
-        /// Which dim of it.
+        /// The dim in which it is wrong.
         dim: usize,
-        /// Its start.
+        /// The start of the box in the dim.
         start: i64,
-        /// Its stop.
+        /// The stop of the box in the dim.
         stop: i64,
         /// The elements of the dim.
         size: i64,
@@ -353,9 +353,9 @@ pub enum Error {
     FlatRange {
         /// The holder of the range.
         holder: usize,
-        /// Its start.
+        /// The start of the range.
         start: i64,
-        /// Its stop.
+        /// The stop of the range.
         stop: i64,
         /// The elements of the tensor.
         size: i64,
@@ -379,7 +379,7 @@ pub enum Error {
     /// A chunk without elements.
     #[error("chunks[{dim}] is {size}; a chunk must be at least 1 long")]
     ChunkSize {
-        /// Which dim.
+        /// The dim.
         dim: usize,
         /// The length given.
         size: i64,
@@ -393,7 +393,7 @@ pub enum Error {
         second: i64,
         /// The start of the common part.
         start: Vec<i64>,
-        /// Its stop.
+        /// The stop of the common part.
         stop: Vec<i64>,
     },
     /// One box asked for, where a device has several.
@@ -412,7 +412,7 @@ pub enum Error {
     BoxMissing {
         /// The start of the gap.
         start: Vec<i64>,
-        /// Its stop.
+        /// The stop of the gap.
         stop: Vec<i64>,
     },
     /// Elements that a plan's destination asks for, and its source does not hold.
@@ -420,9 +420,9 @@ pub enum Error {
     NotHeld {
         /// The holder that asks for them.
         holder: usize,
-        /// Their start.
+        /// The start of the elements.
         start: Vec<i64>,
-        /// Their stop.
+        /// The stop of the elements.
         stop: Vec<i64>,
     },
     /// A pickle that stops making sense, or asks for what is not read.
@@ -436,11 +436,11 @@ pub enum Error {
     /// A collective that cannot be made where it stands in a sequence.
     #[error("steps[{number}], {kind}: {problem}")]
     Collective {
-        /// Its position.
+        /// The position of the collective.
         number: usize,
         /// The name of its kind.
         kind: &'static str,
-        /// Why not.
+        /// The reason.
         problem: String,
     },
     /// The index of a distributed checkpoint that is not one.
@@ -452,7 +452,7 @@ pub enum Error {
     /// A sender that does not hold what it is to send.
     #[error("senders[{position}] is {holder}, which does not hold {text}")]
     Sender {
-        /// Which transfer.
+        /// The position of the transfer.
         position: usize,
         /// The sender given.
         holder: i64,
@@ -462,7 +462,7 @@ pub enum Error {
     /// An op that is not known, or whose attributes or shapes are not such an op's.
     #[error("op {op}: {why}", op = shown::text(op))]
     Op {
-        /// Its name.
+        /// The name of the op.
         op: String,
         /// The fault.
         why: String,
@@ -470,7 +470,7 @@ pub enum Error {
     /// A factor rule that is not one, or does not fit the shapes of an op.
     #[error("factor rule {rule}: {why}", rule = shown::text(rule))]
     FactorRule {
-        /// Its text.
+        /// The text of the rule.
         rule: String,
         /// The fault.
         why: String,
@@ -486,17 +486,17 @@ pub enum Error {
     /// A destination whose elements share memory with one another.
     #[error("out[{index}] overlaps itself in memory (a zero stride?), so it cannot be written")]
     OverlapsItself {
-        /// Which destination.
+        /// The position of the destination.
         index: usize,
     },
     /// A destination that shares memory with a source or another destination.
     #[error("out[{index}] shares memory with {other}[{position}], so writing the one would change the other")]
     OverlapsOther {
-        /// Which destination.
+        /// The position of the destination.
         index: usize,
         /// `out` or `src_shards`.
         other: &'static str,
-        /// Which of them.
+        /// The position there.
         position: usize,
     },
     /// The caller's poll asked to stop; what was to be written is unspecified.

@@ -86,7 +86,7 @@ impl Mesh {
         &self.sizes
     }
 
-    /// By how much the device index grows with each axis's coordinate.
+    /// The stride of each axis: the growth of the device index with the axis's coordinate.
     #[must_use]
     pub fn strides(&self) -> &[i64] {
         &self.strides

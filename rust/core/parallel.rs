@@ -27,15 +27,15 @@ pub const PARALLEL_FROM: usize = 1 << 17;
 /// so that an interrupt is seen soon.
 pub const PIECE: usize = 1 << 16;
 
-/// Up to how many neighbouring pieces a worker takes at a time. The memory of a new array is made page by page when it is
-/// first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
+/// The most neighbouring pieces that a worker takes at a time. The memory of a new array is made page by page when it
+/// is first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
 const BATCH: usize = 16;
 
 /// The addresses that a thread takes: 2 MiB of stack, and what the allocator of glibc sets aside for each thread, 64 MiB
 /// of which it first takes twice as much, to have them aligned. Few of them become memory.
 const THREAD_BYTES: usize = 160 << 20;
 
-/// Into how many pieces for each thread work is cut at least, so that all threads end together.
+/// The least pieces for each thread into which work is cut, so that all threads end together.
 pub const PIECES_PER_THREAD: usize = 4;
 
 /// The number of threads for large inputs: one for each core.

@@ -16,7 +16,7 @@ use crate::{
 pub struct Runs {
     /// Elements of each run.
     length: i64,
-    /// Their number.
+    /// The number of runs.
     count: i64,
     /// The offset of the first.
     first: i64,

@@ -40,7 +40,7 @@ impl Layout {
         Ok(self.shard_id_function().at(self.mesh().check(device)?))
     }
 
-    /// Which of the devices that hold the same shard this one is, in the order of their device indices.
+    /// The position of a device among those that hold the same shard, in the order of their device indices.
     ///
     /// # Errors
     /// [`Error::DeviceIndex`] if the mesh has no such device.

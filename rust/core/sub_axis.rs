@@ -20,7 +20,7 @@ pub struct SubAxis {
     pub axis: usize,
     /// The product of the factors before it.
     pub before: i64,
-    /// Its size.
+    /// The size of the sub-axis.
     pub size: i64,
 }
 
@@ -55,7 +55,7 @@ impl SubAxis {
         Ok(Self { axis, before, size })
     }
 
-    /// Its name in the mesh: that of the axis, or the text of a part of one.
+    /// The name of the sub-axis in the mesh: that of the axis, or the text of a part of one.
     #[must_use]
     pub fn name(self, mesh: &Mesh) -> String {
         let name = &mesh.names()[self.axis];

@@ -10,7 +10,7 @@ use crate::{
 /// A rule for a dim that does not divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Uneven {
-    /// It must divide (JAX, TensorFlow DTensor).
+    /// The dim must divide (JAX, TensorFlow DTensor).
     Even,
     /// Shard `i` is `[min(i·s, n), min((i+1)·s, n))` with `s = ceil(n / k)` (XLA).
     Ceil,

@@ -54,14 +54,14 @@ impl Kind {
 pub struct State {
     /// One spec per dim.
     pub specs: Vec<Vec<usize>>,
-    /// In ascending order.
+    /// The factors over which it is unreduced, in ascending order.
     pub unreduced: Vec<usize>,
 }
 
 /// The part that a factor has in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It cuts a dim, at a place in its spec.
+    /// The factor cuts a dim, at a place in its spec.
     Cuts(usize, usize),
     Unreduced,
     Replicates,

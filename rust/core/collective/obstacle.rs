@@ -1,6 +1,6 @@
-//! Why a change of layout is not a sequence of collectives.
+//! The reason why a change of layout is not a sequence of collectives.
 
-/// Why a change of layout is not a sequence of collectives.
+/// The reason why a change of layout is not a sequence of collectives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
@@ -38,9 +38,9 @@ pub enum Obstacle {
         side: &'static str,
         /// The dim.
         dim: usize,
-        /// Its elements.
+        /// The elements of the dim.
         n: i64,
-        /// Its shards.
+        /// The shards along the dim.
         k: i64,
     },
     /// A destination of partial sums.

@@ -16,13 +16,13 @@ use crate::{
 /// A factor of the number of devices that is a sub-axis of both meshes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Factor {
-    /// As a sub-axis of the source's mesh.
+    /// The factor as a sub-axis of the source's mesh.
     pub sub_axis: SubAxis,
     /// The position of the axis of the destination's mesh that it is part of.
     pub destination_axis: usize,
     /// The distance of its neighbours among the devices of the source's mesh.
     stride: i64,
-    /// Their distance among those of the destination's.
+    /// The distance of its neighbours among the devices of the destination's mesh.
     step: i64,
 }
 
@@ -140,7 +140,7 @@ impl Views {
         &self.factors
     }
 
-    /// Their sizes.
+    /// The sizes of the factors.
     #[must_use]
     pub fn sizes(&self) -> Vec<i64> {
         self.factors.iter().map(|factor| factor.sub_axis.size).collect()
@@ -261,7 +261,7 @@ fn digits(same: &[i64]) -> Result<Vec<Digit>, Obstacle> {
     Ok(digits)
 }
 
-/// Up to which divisor prime factors are looked for; what then remains counts as one.
+/// The largest divisor that prime factors are looked for by; what then remains counts as one.
 const LARGEST_DIVISOR: i64 = 1 << 16;
 
 /// The prime factors of `n`, the smallest first.

@@ -42,7 +42,7 @@ pub struct DeviceSpec<'a> {
     pub device_index: Option<i64>,
 }
 
-/// Why a text is not a device name, and at which of its bytes that shows.
+/// A reason why a text is not a device name, and the byte at which that shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{problem} (at byte {at})")]
 pub struct DeviceProblem {

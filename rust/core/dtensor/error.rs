@@ -19,7 +19,7 @@ pub enum Error {
     /// A text that does not follow its format.
     #[error("{what}, byte {at}: {problem}")]
     Text {
-        /// Which text.
+        /// The name of the text.
         what: &'static str,
         /// The byte offset at which it stops making sense.
         at: usize,
@@ -29,7 +29,7 @@ pub enum Error {
     /// Bytes that are not the message they should be.
     #[error("{message}, byte {at}: {problem}")]
     Wire {
-        /// Which message.
+        /// The name of the message.
         message: &'static str,
         /// The byte offset at which it stops making sense.
         at: usize,
@@ -58,7 +58,7 @@ pub enum Error {
         name = shown::text(name)
     )]
     NameCharacter {
-        /// Which name: `mesh_name`, `dim_names[1]`.
+        /// The argument that has the name: `mesh_name`, `dim_names[1]`.
         what: String,
         /// The name.
         name: String,
@@ -87,7 +87,7 @@ pub enum Error {
     /// Global ids that do not go up by one.
     #[error("global_device_ids must sequentially increase: position {position} has {given}, expected {expected}")]
     GlobalIdGap {
-        /// Its position, in C order.
+        /// The position of the id, in C order.
         position: usize,
         /// The id there.
         given: i64,
@@ -111,7 +111,7 @@ pub enum Error {
     /// A local id that is not a global id.
     #[error("local_device_ids[{position}] is {id}, which is not one of the global ids {first} to {last}")]
     LocalIdOutside {
-        /// Its position.
+        /// The position of the id.
         position: usize,
         /// The id.
         id: i64,
@@ -125,9 +125,9 @@ pub enum Error {
     LocalIdRepeated {
         /// The id.
         id: i64,
-        /// Its first position.
+        /// The first position of the id.
         first: usize,
-        /// Its second position.
+        /// The second position of the id.
         second: usize,
     },
     /// A mesh without a single device name.
@@ -144,7 +144,7 @@ pub enum Error {
     /// A text that is not a device name, where one is needed.
     #[error("{what} is {text}, which is not a device name: {problem}", text = shown::text(text))]
     Device {
-        /// Which: `local_devices[2]`, `device`.
+        /// The argument: `local_devices[2]`, `device`.
         what: String,
         /// The text.
         text: String,
@@ -154,7 +154,7 @@ pub enum Error {
     /// A device name that leaves its type open.
     #[error("{what} is {text}: device_type is required", text = shown::text(text))]
     NoDeviceType {
-        /// Which: `local_devices[2]`, `device`.
+        /// The argument: `local_devices[2]`, `device`.
         what: String,
         /// The name.
         text: String,
@@ -166,9 +166,9 @@ pub enum Error {
         first = shown::text(first)
     )]
     MixedTypes {
-        /// Which: `local_devices[2]`.
+        /// The argument: `local_devices[2]`.
         what: String,
-        /// Its name.
+        /// The name of the device there.
         text: String,
         /// The type of the first device.
         first: String,
@@ -179,13 +179,13 @@ pub enum Error {
         text = shown::text(text)
     )]
     DuplicateDevice {
-        /// Which list.
+        /// The list.
         list: &'static str,
-        /// Its first position.
+        /// The first position of the device.
         first: usize,
-        /// Its second position.
+        /// The second position of the device.
         second: usize,
-        /// Its name there.
+        /// The name of the device there.
         text: String,
     },
     /// XLA SPMD asked for on other devices than TPUs.

@@ -10,7 +10,7 @@ use crate::{error::Error as CoreError, layout::Layout as Cuts, partition::Partit
 pub enum LayoutKind {
     /// A layout over no mesh.
     Empty,
-    /// As declared, on a mesh with axes.
+    /// The layout as declared, on a mesh with axes.
     Static,
     /// A tensor that lies on one device.
     SingleDevice,
@@ -38,7 +38,7 @@ pub enum Spec {
     Unsharded,
     /// Cut as the tensor that is laid out anew is cut there.
     Match,
-    /// Whatever TensorFlow's propagation likes best.
+    /// Any cut: TensorFlow's propagation chooses.
     Any,
     /// The mesh axis at this position.
     Axis(usize),
@@ -138,7 +138,7 @@ impl Layout {
         Ok(Self { kind: LayoutKind::Parted, ..self.clone() })
     }
 
-    /// Its form.
+    /// The form of the layout.
     #[must_use]
     pub fn kind(&self) -> LayoutKind {
         self.kind
@@ -180,7 +180,7 @@ impl Layout {
         self.specs.split_first().is_some_and(|(first, rest)| cut(first) && !rest.iter().any(cut))
     }
 
-    /// Into how many shards the dim is cut.
+    /// The number of shards of the dim.
     ///
     /// # Errors
     /// A dim that the layout has not, or one that `match` or `any` leaves open.
@@ -189,7 +189,7 @@ impl Layout {
         self.shards_of(dim)
     }
 
-    /// Into how many shards each dim is cut.
+    /// The number of shards of each dim.
     ///
     /// # Errors
     /// A dim that `match` or `any` leaves open.

@@ -14,7 +14,7 @@ use crate::{
 /// The part that a mesh axis has in a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AxisRole {
-    /// It cuts `dim`; one step along it is `weight` steps of the shard index there.
+    /// The axis cuts `dim`; one step along it is `weight` steps of the shard index there.
     Cuts {
         /// The tensor dim.
         dim: usize,
@@ -60,7 +60,7 @@ pub struct Layout {
 pub struct LayoutPart {
     /// The factors, major first.
     pub factors: Vec<Factor>,
-    /// Which of them is cut.
+    /// The position of the factor that is cut.
     pub cut: Option<usize>,
     /// The positions of the mesh axes that cut it, major first.
     pub axes: Vec<usize>,

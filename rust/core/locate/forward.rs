@@ -157,7 +157,7 @@ enum FastOwner {
     Deep(Cut),
 }
 
-/// From how many axes in one spec `"chunk"` is computed by plain division: the tree doubles with each.
+/// The number of axes in one spec from which `"chunk"` is computed by plain division: the tree doubles with each.
 const DEEP: usize = 8;
 
 impl FastOwner {

@@ -184,7 +184,8 @@ impl Held {
         Ok(count)
     }
 
-    /// Which of some offsets the holder has, in order, and where: fills as many as [`Held::count`] says.
+    /// Finds those of some offsets that the holder has: their positions, in order, and their places; fills as many as
+    /// [`Held::count`] says.
     ///
     /// # Errors
     /// [`Error::Length`] if the slices are too short; what `poll` returns.

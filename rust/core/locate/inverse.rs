@@ -10,7 +10,7 @@ use crate::{
     uneven::{Cut, CutKind},
 };
 
-/// Up to how many shards along a dim the general kernel keeps a table of their bounds; beyond, it computes each.
+/// The most shards along a dim of whose bounds the general kernel keeps a table; beyond, it computes each.
 const TABLE_LIMIT: i64 = 1 << 16;
 
 /// The kernel for one partition.

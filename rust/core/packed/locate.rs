@@ -11,7 +11,7 @@ use crate::{
     uneven::Dim as _,
 };
 
-/// Up to how many positions along a dim are listed: 2 MB of answers.
+/// The most positions along a dim that are listed: 2 MB of answers.
 const LISTED: i64 = 1 << 18;
 
 /// The answers for one dim.

@@ -70,9 +70,9 @@ pub enum Value {
 pub struct Record {
     /// The callable: a [`Value::Global`].
     pub callee: Id,
-    /// Its arguments: a tuple.
+    /// The arguments of the call: a tuple.
     pub arguments: Id,
-    /// Its keyword arguments: a dict.
+    /// The keyword arguments of the call: a dict.
     pub keywords: Option<Id>,
     /// The state that the result would be given.
     pub state: Option<Id>,

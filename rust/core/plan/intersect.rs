@@ -1,4 +1,4 @@
-//! Which source shards lie under each destination shard along one dim.
+//! The source shards that lie under each destination shard along one dim.
 //!
 //! A box of a partition is a product of intervals, so two boxes meet where their intervals meet in every dim. The
 //! intersections are therefore found once per dim, in time that grows with their number, and multiplied out by the plan.

@@ -173,7 +173,7 @@ impl List {
         low
     }
 
-    /// Which transfers go to a destination holder.
+    /// The range of the transfers that go to a destination holder.
     pub(super) fn of_holder(&self, holder: usize) -> Range<usize> {
         self.first_to(holder)..self.first_to(holder + 1)
     }

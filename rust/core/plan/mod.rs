@@ -1,4 +1,4 @@
-//! From one tiling of a tensor to another: who sends which box to whom (rules 2.6 and 2.11).
+//! Plans from one tiling of a tensor to another: who sends which box to whom (rules 2.6 and 2.11).
 //!
 //! | module | answers |
 //! |---|---|
@@ -242,7 +242,7 @@ impl Plan {
         Transfer::row_length(self.destination.shape().len())
     }
 
-    /// Which addend of the partial sums the source holder has: its coordinate over the unreduced axes, as one number.
+    /// The addend of the partial sums that a source holder has: its coordinate over the unreduced axes, as a number.
     #[must_use]
     pub fn addend_of(&self, holder: i64) -> i64 {
         self.addend.as_ref().map_or(0, |addend| addend.at(holder))

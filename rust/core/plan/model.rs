@@ -21,7 +21,7 @@ use crate::{
 /// The list that there may be no room for here.
 const TRANSFERS: &str = "the transfers of a model";
 
-/// Up to how many replicas are compared one by one.
+/// The most replicas that are compared one by one.
 const FEW: usize = 24;
 
 /// The transfers between two tilings, whatever the dtype.

@@ -23,11 +23,11 @@ use crate::{
 /// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// From the participant's source array to its destination array.
+    /// A box goes from the participant's source array to its destination array.
     Copy,
-    /// From the participant's source array to another participant.
+    /// A box goes from the participant's source array to another participant.
     Send,
-    /// From another participant to the participant's destination array.
+    /// A box comes from another participant to the participant's destination array.
     Receive,
 }
 
@@ -40,7 +40,7 @@ pub struct Step {
     pub peer: i64,
     /// The number of the transfer, or of the box that stays.
     pub number: usize,
-    /// Which addend of partial sums: the first is written, the others are added.
+    /// The number of the addend of partial sums: the first is written, the others are added.
     pub addend: i64,
 }
 
@@ -49,7 +49,7 @@ pub struct Step {
 pub struct Programs {
     /// The participant that each holder of the destination is.
     destination: Vec<i64>,
-    /// Which holder of the destination each participant is, or -1.
+    /// The holder of the destination that each participant is, or -1.
     holders: Vec<i64>,
     participants: i64,
     /// All steps in their order: sender, receiver, addend, and the number, or its complement if the box stays.
@@ -106,7 +106,7 @@ impl Programs {
         self.participants
     }
 
-    /// Which participant a holder of the destination is.
+    /// The participant that a holder of the destination is.
     #[must_use]
     pub fn of_destination(&self, holder: usize) -> i64 {
         self.destination[holder]

@@ -7,11 +7,11 @@ use crate::{error::Result, region::Region, room};
 pub struct Transfer<'a> {
     /// The source's holder.
     pub source: i64,
-    /// Which of its pieces.
+    /// The number of the piece among the source holder's.
     pub source_piece: i64,
     /// The destination's holder.
     pub destination: i64,
-    /// Which of its pieces.
+    /// The number of the piece among the destination holder's.
     pub destination_piece: i64,
     /// The box, in the tensor.
     pub region: Region<'a>,
@@ -46,7 +46,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// So many rows of zeros.
+/// Rows of zeros.
 pub(super) fn zeros(rows: usize, row: usize) -> Result<Vec<i64>> {
     room::filled(0, rows.saturating_mul(row), format_args!("{rows} times {row} numbers"))
 }

@@ -24,7 +24,7 @@ enum Boxes<'p> {
     Listed {
         plan: &'p Plan,
         lists: &'p Listed,
-        /// Which of the transfers, and of the boxes that stay, are a holder's.
+        /// The ranges of the transfers, and of the boxes that stay, that are a holder's.
         of_holder: Vec<[Range<usize>; 2]>,
     },
 }
@@ -62,7 +62,7 @@ pub struct OneSource {
     pub dim: usize,
     /// The start of the boxes along it, in the tensor.
     pub start: i64,
-    /// Their stop.
+    /// The stop of the boxes along it.
     pub stop: i64,
 }
 

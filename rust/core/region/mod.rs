@@ -49,13 +49,13 @@ impl<'a> Region<'a> {
         self.start.len()
     }
 
-    /// Its start.
+    /// The start of the region.
     #[must_use]
     pub fn start(self) -> &'a [i64] {
         self.start
     }
 
-    /// Its stop.
+    /// The stop of the region.
     #[must_use]
     pub fn stop(self) -> &'a [i64] {
         self.stop

@@ -33,7 +33,7 @@ const STATES_LIMIT: usize = 16 << 20;
 const FORGOTTEN: usize = 3;
 const BYTES_PER_STATE: usize = 10;
 
-/// After how much work signals are looked for: states of expressions, each for a byte of the path. Some 10 ms.
+/// The work after which signals are looked for: states of expressions, each for a byte of the path. Some 10 ms.
 const PIECE: usize = 1 << 21;
 
 /// Expressions, compiled together.
@@ -70,7 +70,7 @@ impl Automaton {
         Some(Self { nfa, dfa, cache: Mutex::new(None) })
     }
 
-    /// Which of the expressions are found in the path, in their order.
+    /// The numbers of the expressions that are found in the path, in their order.
     ///
     /// # Errors
     /// What `poll` returns; [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory to search in.
@@ -164,7 +164,7 @@ impl Automaton {
     }
 }
 
-/// Which expressions are found.
+/// The expressions that are found.
 struct Found {
     is_found: Vec<bool>,
     missing: usize,

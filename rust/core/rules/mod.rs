@@ -1,4 +1,4 @@
-//! Which of many regular expressions match a path, found in one pass over the path.
+//! Rule sets: many regular expressions, of which those that match a path are found in one pass over the path.
 //!
 //! The expressions are Python's, and what matches is what Python's `re` says. Those whose meaning is certain in the
 //! syntax of the `regex` crate are compiled into automata, which read each character of a path once, whatever the
@@ -119,9 +119,9 @@ impl<'a> Classes<'a> {
 /// The rules that match one path, by their position in the rule set.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Those known to match, in order.
+    /// The rules known to match, in order.
     pub matches: Vec<usize>,
-    /// Those that only a backtracking search could tell of this path, in order; none of them is among the matches.
+    /// The rules that only a backtracking search could tell of this path, in order; none of them is among the matches.
     pub rest: Vec<usize>,
 }
 
@@ -198,8 +198,8 @@ impl RuleSet {
         Ok(rest)
     }
 
-    /// Which rules match the path, and which are still to be tried. `class_of` is asked about characters beyond ASCII. A lone
-    /// surrogate is [`SURROGATE`].
+    /// The rules that match the path, and those still to be tried. `class_of` is asked about characters beyond ASCII. A
+    /// lone surrogate is [`SURROGATE`].
     ///
     /// # Errors
     /// What `poll` returns, which is called now and then; [`Error::TooMany`](crate::error::Error::TooMany) if there is no

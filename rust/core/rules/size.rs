@@ -12,7 +12,7 @@ pub const MOST_REPEATED: u64 = 1_000;
 /// The most that those of all expressions of a set may add.
 pub const MOST_OF_ALL: u64 = 16_000;
 
-/// So many ranges of a class count as one more step: a class such as `\w` beyond ASCII has hundreds.
+/// The ranges of a class that count as one more step: a class such as `\w` beyond ASCII has hundreds.
 const RANGES_PER_STEP: usize = 64;
 
 /// The steps that the counted repetitions of an expression of the `regex` crate add when they are written out, beyond those

@@ -32,7 +32,7 @@ pub(super) const LAST_NEWLINE: u8 = 0xff;
 /// The characters beyond ASCII that Python takes for ASCII letters when it ignores case, with these letters.
 pub(super) const TAKEN_FOR: [(char, char); 4] = [('İ', 'i'), ('ı', 'i'), ('ſ', 's'), ('\u{212a}', 'k')];
 
-/// Which form of a path a pattern is searched in. They differ in the characters beyond ASCII only.
+/// The form of a path that a pattern is searched in. The forms differ in the characters beyond ASCII only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Group {
     /// Each such character is one that stands for its class (digit, other word character, space, anything else): the

@@ -7,7 +7,7 @@ use crate::{
     uneven::Dim,
 };
 
-/// Up to how many numbers are kept of where the parts begin in the arrays of all shards.
+/// The most numbers that are kept of where the parts begin in the arrays of all shards.
 const TABLE_LIMIT: i64 = 1 << 16;
 
 /// One dim of a packed partition; a plain dim is one of one part.

@@ -10,11 +10,11 @@ use crate::{
 /// A range of a dim that a holder has in one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
-    /// Its start in the dim.
+    /// The start of the range in the dim.
     pub start: i64,
     /// One past its end.
     pub stop: i64,
-    /// Its start in the holder's array.
+    /// The start of the range in the holder's array.
     pub local: i64,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Digit {
     pub(crate) of_dim: i64,
     /// The number of its values.
     pub(crate) size: i64,
-    /// Its weight in the part's shard index.
+    /// The weight of the digit in the part's shard index.
     pub(crate) of_part: i64,
 }
 
@@ -148,7 +148,7 @@ impl Part {
         }
     }
 
-    /// Which shard of the part the shard `index` of the dim holds.
+    /// The shard of the part that the shard `index` of the dim holds.
     #[inline]
     #[must_use]
     pub fn shard(&self, index: i64) -> i64 {

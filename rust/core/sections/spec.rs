@@ -12,11 +12,11 @@ use crate::{
 pub enum Factor {
     /// A known one.
     Known(i64),
-    /// So many times the size that makes the parts add up to the dim; it is one number for all parts of the dim.
+    /// This number times the size that makes the parts add up to the dim, which is one size for all parts of the dim.
     Free(i64),
 }
 
-/// By what the cut factor of a part is padded before it is cut: what is beyond it has room in the holders' arrays only.
+/// The padding of a part's cut factor before it is cut: what is beyond it has room in the holders' arrays only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pad {
     /// The padded factor is a multiple of this,
@@ -30,13 +30,13 @@ pub struct Pad {
 pub struct PartSpec<S> {
     /// The factors.
     pub factors: Vec<Factor>,
-    /// Which of them is cut; none if every device holds the whole part.
+    /// The position of the factor that is cut; none if every device holds the whole part.
     pub cut: Option<usize>,
-    /// By which axes and sub-axes.
+    /// The axes and sub-axes that cut it.
     pub axes: Vec<S>,
     /// The rule where it does not divide; none is the partition's.
     pub uneven: Option<Uneven>,
-    /// Into at most so many shards: of more devices, those that differ in the minor axes only hold the same shard.
+    /// The most shards: of more devices, those that differ in the minor axes only hold the same shard.
     pub at_most: Option<i64>,
     /// True if elements of the factor are cut where there are more shards than elements, and as
     /// many as a multiple of them.
@@ -53,7 +53,7 @@ pub struct PartSpec<S> {
 pub enum DimSpec<S> {
     /// The axes that cut it, major first.
     Axes(Vec<S>),
-    /// Its parts, one after the other.
+    /// The parts of the dim, one after the other.
     Parts(Vec<PartSpec<S>>),
 }
 

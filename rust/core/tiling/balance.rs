@@ -1,4 +1,4 @@
-//! Which of the replicas of a shard sends.
+//! The choice of the replica of a shard that sends.
 //!
 //! Each transfer goes to the replica that has sent the fewest elements so far, the one of lowest device index among
 //! equals. The replicas of a shard serve no other shard, so this is list scheduling on `r` machines: the busiest replica

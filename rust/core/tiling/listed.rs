@@ -165,7 +165,7 @@ impl Tiles for Listed {
     }
 }
 
-/// The replica of a tile that has sent least, whichever of its tiles that was; the first of equals.
+/// The senders of listed tiles: the replica that has sent least, whichever of its tiles that was; the first of equals.
 struct ListedSenders<'a> {
     tiles: &'a Listed,
     /// The elements that each holder has sent.

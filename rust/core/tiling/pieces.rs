@@ -8,7 +8,7 @@ use crate::{
 
 pub use crate::parallel::Poll;
 
-/// After how many steps of tens of nanoseconds a loop polls.
+/// The steps, of tens of nanoseconds each, after which a loop polls.
 pub(crate) const STEPS_PER_POLL: usize = 1 << 14;
 
 /// The place of a piece in its holder's own array.
@@ -25,7 +25,7 @@ pub enum Place<'a> {
 pub struct Piece<'a> {
     /// The box of the tensor.
     pub region: Region<'a>,
-    /// Its place in its holder's own array.
+    /// The place of the box in its holder's own array.
     pub place: Place<'a>,
 }
 

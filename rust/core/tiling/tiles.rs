@@ -21,10 +21,10 @@ pub trait Tiles: Send + Sync {
     /// The number of tiles.
     fn count(&self) -> usize;
 
-    /// To find the tiles under boxes, one box after another.
+    /// A finder of the tiles under boxes, one box after another.
     fn finder(&self) -> Box<dyn Finder + '_>;
 
-    /// To choose who sends.
+    /// A chooser of senders.
     ///
     /// # Errors
     /// [`Error::TooMany`] if there is no memory for what the holders have sent.
@@ -92,7 +92,7 @@ pub struct Held {
     pub holder: i64,
     /// The piece's number among the holder's.
     pub piece: i64,
-    /// Which of the addends it is.
+    /// The number of the addend that it is.
     pub addend: i64,
 }
 

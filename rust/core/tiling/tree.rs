@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Up to how many tiles are not divided any more.
+/// The most tiles of a node that is not divided any more.
 const LEAF: usize = 6;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Tree {
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// Which tiles, as a range of the order.
+    /// The tiles of the node, as a range of the order.
     begin: u32,
     end: u32,
     /// The second child; the first is the next node. 0 for a leaf.

@@ -9,7 +9,7 @@ use crate::{
     strided::{Pointer, positions},
 };
 
-/// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
+/// The least length of a run of a read that has a buffer of its own: that costs less than to copy it afterwards.
 const WORTH_A_BUFFER: i64 = 512;
 
 /// A block to be read.
@@ -18,7 +18,7 @@ pub(crate) struct Read {
     pub(crate) offset: i64,
     pub(crate) length: i64,
     pub(crate) to: Pointer,
-    /// Which of the forms of copies takes it to its slot; none if it is read to where it belongs.
+    /// The number of the form of copies that takes it to its slot; none if it is read to where it belongs.
     pub(crate) form: Option<usize>,
 }
 

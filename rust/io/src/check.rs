@@ -13,7 +13,7 @@ use crate::{
     piece::{Piece, Tensor},
 };
 
-/// After how many pieces there is a poll.
+/// The pieces after which there is a poll.
 const PIECES_PER_POLL: usize = 1 << 12;
 
 pub(crate) fn check_box(tensor: &Tensor, piece: &Piece<'_>) -> std::result::Result<(), String> {

@@ -310,7 +310,7 @@ fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Up to 8 bytes as a word, the lowest first.
+/// A word of up to 8 bytes, the lowest first.
 #[inline]
 fn partial(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| (word << 8) | u64::from(byte))

@@ -8,7 +8,7 @@ use std::{
 /// The result of functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something could not be done.
+/// The failures of jobs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused an operation on a file.
@@ -16,9 +16,9 @@ pub enum Error {
     Os {
         /// The operation, as in "writing".
         operation: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// At which byte of it, for reads and writes.
+        /// The byte of it at which a read or a write began.
         offset: Option<i64>,
         /// The system's answer.
         error: io::Error,
@@ -28,7 +28,7 @@ pub enum Error {
     Ends {
         /// The file.
         path: PathBuf,
-        /// Its end.
+        /// The end of the file.
         end: i64,
         /// The first byte that was needed.
         start: i64,

@@ -12,9 +12,9 @@ use std::{
 /// The fault at the chosen operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this error number of the operating system, once.
+    /// An operation fails with this error number of the operating system, once.
     Fail(i32),
-    /// From it on, each read and each write does half of what was asked, or a little more.
+    /// Each read and each write from an operation on does half of what was asked, or a little more.
     Short,
 }
 

@@ -19,11 +19,12 @@ use crate::{
 pub struct Identity {
     /// The file system and the file's number on it; zeros where the system does not tell.
     pub file: (u64, u64),
-    /// Its bytes.
+    /// The size of the file in bytes.
     pub size: i64,
-    /// When it was last written to, in nanoseconds since 1970.
+    /// The time of the last write, in nanoseconds since 1970.
     pub modified: i64,
-    /// When it, its rights or its times were last changed, which no program can set; 0 where the system does not tell.
+    /// The time of the last change of the file, its rights or its times, which no program can set; 0 where the system
+    /// does not tell.
     pub changed: i64,
 }
 
@@ -253,7 +254,7 @@ pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut
 /// times as long as two of half of it. For the same reason writes end where such blocks do.
 const MAX_WRITE: usize = 512 << 10;
 
-/// From byte `at` of a file to the next place where a write should end.
+/// The bytes from byte `at` of a file to the next place where a write should end.
 fn to_boundary(at: i64) -> usize {
     MAX_WRITE - at as usize % MAX_WRITE
 }

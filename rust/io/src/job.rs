@@ -29,13 +29,13 @@ const MAX_RANK: usize = 64;
 /// A file to read.
 #[derive(Debug, Clone, Default)]
 pub struct SourceFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Its bytes, as the caller found them when the job was made.
+    /// The size in bytes, as the caller found it when the job was made.
     pub size: i64,
-    /// When it was last written to, in nanoseconds; none if the caller does not care.
+    /// The time of the last write, in nanoseconds; none if the caller does not care.
     pub modified: Option<i64>,
-    /// When it was last changed in any way, in nanoseconds; none if the caller does not care.
+    /// The time of the last change of any kind, in nanoseconds; none if the caller does not care.
     pub changed: Option<i64>,
     /// The file, if the caller has it open: then it is this one that is read, whatever has become of the path.
     pub file: Option<Arc<File>>,
@@ -66,7 +66,7 @@ impl Memory {
         Self { start, low, high }
     }
 
-    /// From its first address to one past its last.
+    /// The range of addresses: the first, and one past the last.
     pub(crate) fn addresses(&self) -> (i64, i64) {
         let start = self.start as i64;
         (start.saturating_add(self.low), start.saturating_add(self.high))
@@ -76,14 +76,14 @@ impl Memory {
 /// A file that memory is mapped from ([`crate::maps`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
     /// One past the last byte of it that the memory has.
     pub end: i64,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: i64,
-    /// When it was last written to, and last changed in any way, in nanoseconds; none if this process may write it
-    /// through the memory.
+    /// The times of the last write and of the last change of any kind, in nanoseconds; none if this process may write
+    /// it through the memory.
     pub times: Option<(i64, i64)>,
 }
 
@@ -103,9 +103,9 @@ pub enum Source {
 pub enum Destination {
     /// A file that is made, of this size in the end.
     File {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
-        /// Its final size; what no piece covers stays zero.
+        /// The final size; what no piece covers stays zero.
         size: i64,
         /// True if it must be there already, in this size, and what no piece covers stays as it is:
         /// others write that.

@@ -8,11 +8,11 @@ use crate::{
     strided::{Dim, collapsed},
 };
 
-/// Up to this many bytes between two runs, one read over both is cheaper than two: what a call costs is what the page
+/// The most bytes between two runs for which one read over both is cheaper than two: what a call costs is what the page
 /// cache delivers in half a microsecond.
 pub(crate) const GAP: i64 = 4096;
 
-/// From here on, a run is read to where it belongs, whatever else is read beside it.
+/// The least length of a run that is read to where it belongs, whatever else is read beside it.
 const LONG: i64 = 64 * 1024;
 
 /// From here on, runs that are far apart are read to where they belong, each by a call of its own: a call costs no more
@@ -32,7 +32,7 @@ pub(crate) struct Fetch {
     pub(crate) run: i64,
     /// True if each block is one run that is read to where it belongs.
     pub(crate) direct: bool,
-    /// From the first byte of the file to one past the last.
+    /// The range of the file: its first byte, and one past the last.
     pub(crate) span: (i64, i64),
     /// The offset in the slot of the first byte, from where the box's first element goes.
     pub(crate) to: i64,

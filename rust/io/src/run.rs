@@ -31,11 +31,11 @@ const BUFFER: i64 = 1 << 20;
 /// not too short, up to a limit.
 const PIECES: usize = 8;
 const LARGEST_BUFFER: i64 = 8 << 20;
-/// With less than this, fewer threads with larger buffers are better.
+/// The buffer below which fewer threads with larger buffers are better.
 const SMALL_BUFFER: i64 = 256 << 10;
-/// With less than this, reads and writes are too short to be of use.
+/// The buffer below which reads and writes are too short to be of use.
 const LEAST_BUFFER: i64 = 8 << 10;
-/// Below this many bytes, one thread is done before another has started.
+/// The bytes below which one thread is done before another has started.
 const PARALLEL_FROM: i64 = 4 << 20;
 
 /// The options of a run.

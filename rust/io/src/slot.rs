@@ -15,7 +15,7 @@ pub(crate) struct Finding {
     pub(crate) piece: u64,
     /// The digest of what was written, in the tensor.
     pub(crate) digest: u128,
-    /// Its contribution to the piece's CRC-32.
+    /// The contribution to the piece's CRC-32.
     pub(crate) crc: u32,
     /// The first byte of the tensor, in C order, that the compared file has otherwise; -1 if there is none.
     pub(crate) differs: i64,

@@ -9,8 +9,8 @@ use shardwise_core::{error::Result as CoreResult, tiling::Poll};
 
 use crate::errors::{InternalError, SizeOverflowError, detached, to_py};
 
-/// Below how many numbers are written without giving the interpreter away: that takes as long as writing some hundreds,
-/// and a thread that wants it may keep it for milliseconds.
+/// The size of an array below which it is written without giving the interpreter away: that takes as long as writing
+/// some hundreds of numbers, and a thread that wants it may keep it for milliseconds.
 const FEW: usize = 1 << 14;
 
 /// The elements of an int64 array of `shape`.

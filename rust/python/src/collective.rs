@@ -71,7 +71,7 @@ impl CollectiveSearch {
         })
     }
 
-    /// Why there are no collectives, as a word and a sentence; none if there are.
+    /// The reason why there are no collectives, as a word and a sentence; none if there are.
     #[getter]
     fn obstacle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || Ok(self.views.as_ref().err().map(described)))

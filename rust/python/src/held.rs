@@ -46,7 +46,7 @@ impl Held {
         answer(py, || with_offsets(offsets, &mut FirstOutside { core: &self.core }))
     }
 
-    /// Which of some offsets the holder has, and where: two int64 arrays.
+    /// The positions of those of some offsets that the holder has, and their places: two int64 arrays.
     #[pyo3(signature = (offsets, /))]
     fn locate<'py>(&self, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| with_offsets(offsets, &mut Locate { core: &self.core }))

@@ -163,7 +163,7 @@ fn source(
     Ok(Source::File(source_file(path, size, times, file)))
 }
 
-/// When a file was last written to, and last changed in any way if that matters.
+/// The time of a file's last write, and of its last change of any kind if that matters.
 type Times = (i64, Option<i64>);
 
 fn source_file(path: PathBuf, size: i64, times: Option<Times>, file: Option<Arc<File>>) -> SourceFile {
@@ -268,11 +268,11 @@ fn destination(
 
 /// The treatment of a file that is a destination: the first item of its description.
 enum How {
-    /// It is made.
+    /// The file is made.
     Write,
-    /// It is there.
+    /// The file is there.
     Fill,
-    /// It is compared with what would be written.
+    /// The file is compared with what would be written.
     Compare,
 }
 

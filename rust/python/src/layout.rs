@@ -55,7 +55,7 @@ impl Layout {
         })
     }
 
-    /// Into how many shards each dim is cut.
+    /// The number of shards of each dim.
     #[getter]
     fn num_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| PyTuple::new(py, self.core.num_shards()))

@@ -29,7 +29,7 @@ use crate::{
 /// The bytes that a dim takes at most, in the partition or in any answer.
 const DIM_BYTES: usize = 256;
 
-/// Up to how many dims the reserve has room for.
+/// The dims that the reserve has room for.
 const FEW_DIMS: usize = 64;
 
 /// The methods of a class of partitions: those that all have, which ask the [`CoreDivided`] in `core`, and its own.

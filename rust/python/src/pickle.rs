@@ -54,7 +54,7 @@ impl Record {
 /// A placeholder for a value that the pickle's container holds.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Persistent {
-    /// Which of them.
+    /// The key of the value in the container.
     #[pyo3(get)]
     id: Py<PyAny>,
 }

@@ -58,22 +58,22 @@ impl Bound {
         Ok(())
     }
 
-    /// From a state to the goal without a permute.
+    /// The least cost from a state to the goal without a permute.
     pub(super) fn named(&self, tensor: &Tensor, state: &State) -> Cost {
         self.to_goal.at(&counts(tensor, state, 1))
     }
 
-    /// From a state to the goal with one permute.
+    /// The least cost from a state to the goal with one permute.
     pub(super) fn permuted(&self, tensor: &Tensor, state: &State) -> Cost {
         self.to_goal.at(&counts(tensor, state, 0))
     }
 
-    /// From the start to a state with one permute.
+    /// The least cost from the start to a state with one permute.
     pub(super) fn permuted_before(&self, tensor: &Tensor, state: &State) -> Cost {
         self.from_start.at(&counts(tensor, state, 1))
     }
 
-    /// From a state to the goal.
+    /// The least cost from a state to the goal.
     pub(super) fn least(&self, tensor: &Tensor, state: &State) -> Cost {
         self.named(tensor, state).min(self.permuted(tensor, state))
     }

@@ -9,7 +9,7 @@ use std::{
 
 use super::super::kinds::Collective;
 
-/// Up to how many factors all states are told apart by their names.
+/// The most factors with which all states are told apart by the factors' names.
 pub(super) const FEW_FACTORS: usize = 5;
 
 /// States that a search over layouts visits before it gives up.
@@ -136,7 +136,7 @@ impl<S, K: Eq + Hash> Explorer<S, K> {
     }
 }
 
-/// In the queue: the least cost first, of those the one that has come farthest, of those the newest.
+/// An entry of the queue: the least cost first, of those the one that has come farthest, of those the newest.
 struct Entry {
     at_least: Cost,
     cost: Cost,

@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{error::Result, partition::Partition, tiling::Poll};
 
-/// Up to how many prime factors axes are cut into them.
+/// The most prime factors into which axes are cut.
 const PRIME_FACTORS: usize = 16;
 
 /// The sequence of collectives from one partition to another of the same shape, on meshes with the common sub-axes
@@ -97,7 +97,7 @@ pub fn sequence(
     Ok(Ok(found_in.finished(found, source, destination)))
 }
 
-/// Why two partitions on meshes with common sub-axes have no sequence of collectives, if they have none.
+/// The obstacle to a sequence of collectives between two partitions on meshes with common sub-axes, if there is one.
 #[must_use]
 pub fn obstacle(source: &Partition, destination: &Partition) -> Option<Obstacle> {
     for (side, partition) in [("src", source), ("dst", destination)] {
