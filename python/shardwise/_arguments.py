@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _INT64_MAX = 2**63 - 1
-#: No system accepts a path of more characters, and its message would repeat them all.
+#: The longest path: no system accepts one of more characters, and its message would repeat them all.
 _LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 
 Instance = TypeVar("Instance")

@@ -165,10 +165,10 @@ def _table() -> list[Dtype]:
     ]
 
 
-#: Every dtype by its name.
+#: The dtypes by their names.
 DTYPES = {dtype.name: dtype for dtype in _table()}
 
-#: Every dtype that the safetensors format has, by its code there.
+#: The dtypes that the safetensors format has, by their codes there.
 CODES = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
 
 #: Dtypes that ml_dtypes has beyond them, and no file has; small elements have a byte each.

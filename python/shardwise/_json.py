@@ -16,7 +16,7 @@ __all__ = ["MAX_JSON", "strict_json"]
 #: The longest JSON that is read, and the longest header of a safetensors file: its format's own limit.
 MAX_JSON = 100_000_000
 
-#: Up to so many brackets and colons, JSON is not looked at closely.
+#: The most brackets and colons of JSON that is not looked at closely.
 _MANY = 1_000_000
 
 #: The bytes of JSON that are looked at in one step.

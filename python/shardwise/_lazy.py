@@ -11,7 +11,7 @@ from ._fork import importing
 
 __all__ = ["import_with_frameworks", "lazy", "load_with"]
 
-#: By framework, the module that is imported once the framework is.
+#: The module that is imported once a framework is, by the framework.
 _WITH: dict[str, str] = {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["all_digits_alike", "bytes_text", "counted", "cut", "digits_alike", "seconds_text", "shown"]
 
-#: Every digit as the same one.
+#: The table that makes every digit the same one.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Partition"]
 
-#: Up to this many devices, one call for each is faster than arithmetic on an array of all.
+#: The most devices for which one call each is faster than arithmetic on an array of all.
 _FEW = 16
 
 #: The number of devices listed in one call, which does not look at signals.

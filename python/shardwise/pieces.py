@@ -21,7 +21,7 @@ Bounds = tuple[tuple[int, int], ...]
 #: Runs of a dim, int64 (runs, 3): where each begins in the old dim, where in the new one, and its length.
 Runs = Numbers
 
-#: From so many pieces on, those that meet a box are found by a tree.
+#: The number of pieces from which those that meet a box are found by a tree.
 _TREE_FROM = 64
 #: The number of pairs of runs and pieces that are looked at together.
 _PAIRS = 1 << 20

@@ -158,7 +158,7 @@ class _LayoutsByName:
 
     def __init__(self, layouts: Mapping[str, Any]) -> None:
         self._layouts = layouts
-        #: By the identity of the layout: many tensors have the same, which is kept here.
+        #: The places by the identity of the layout: many tensors have the same, which is kept here.
         self._placed: dict[int, Placed] = {}
 
     @property

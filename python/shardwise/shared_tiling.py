@@ -154,7 +154,7 @@ def _places(piece: Piece) -> tuple[int, ...]:
 
 
 def _cells(windows: Windows) -> list[list[tuple[int, int, int]]]:
-    """For each device its segments, each cut where one of another device begins or ends within it."""
+    """Return each device's segments, each cut where one of another device begins or ends within it."""
     filled = windows.rows[windows.rows[:, 0] < windows.rows[:, 1]]
     edges = np.unique(filled[:, :2])
     found = []

@@ -26,7 +26,7 @@ class SubAxis(NamedTuple):
     axis: str
     #: The product of the factors of the axis before it.
     before: int
-    #: Its size.
+    #: The size of the sub-axis.
     size: int
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "ShardedArray", "compared_shards", "distribute_tensor", "gathered"]
 
-#: From this many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
+#: The bytes from which putting shards together is worth a plan; below, making one takes longer than the copies.
 _PLANNED = 2**22
 
 
@@ -41,7 +41,7 @@ class Shard:
     device: Any
     #: The slices of the global array that it holds; where a dim is packed, a tuple of these, one for each piece.
     index: tuple[Any, ...]
-    #: Which of the devices with the same slices it is; 0 is the canonical owner.
+    #: The number of the device among those with the same slices; 0 is the canonical owner.
     replica_id: int
     #: The values.
     data: npt.NDArray[Any]

@@ -32,7 +32,7 @@ __all__ = ["make_server", "page_for", "run_explore"]
 HOST = "127.0.0.1"
 #: Longer questions are refused: no field of the page needs so much.
 LONGEST_QUERY = 8192
-#: More devices than this are more than a page of text about each needs.
+#: The most devices of which a page has text about each.
 MOST_DEVICES = 4096
 
 #: Each field with its label, its first value, and what stands below it.

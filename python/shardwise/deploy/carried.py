@@ -24,7 +24,7 @@ __all__ = ["boxes_of", "rows_of"]
 #: The columns of a row: the offset; for each dim start, count, step and stride; the times it is repeated, and how far
 #: it is from one to the next. Until the last step the times are the occurrence: 0 for the first place of an element.
 _OF_DIM = 4
-#: Other orders are tried where there are more rows than these.
+#: The most rows for which no other order is tried.
 _FEW = 4
 
 

@@ -56,7 +56,7 @@ class EngineModel:
     #: The features between the projections of an expert; 0 if they are not stated.
     expert_inner: int
     tied: bool
-    #: For multi-head latent attention, rows per head of queries, and of keys and values; `None` without it.
+    #: The rows per head of queries, and of keys and values, of multi-head latent attention; `None` without it.
     latent: tuple[int, int] | None
     #: True if the queries of latent attention are projected down first.
     latent_queries: bool

@@ -61,9 +61,9 @@ class TensorPlace:
     def __init__(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> None:
         self.ready = ready
         self.at = at
-        #: By rank; `None` if the rule is for another.
+        #: The layouts by rank; `None` if the rule is for another.
         self.layouts: dict[int, TensorLayout | None] = {}
-        #: By rank, as `Placing` gives it.
+        #: The place by rank, as `Placing` gives it.
         self.placed: dict[int, Placed] = {}
 
 
@@ -125,7 +125,7 @@ class RuleLookup:
             self._ready[pattern.pattern] = self._prepared(f"rule {shown(key)}", rule, pattern)
         #: The search for the rules of a name.
         self.search = RuleSearch(searched, match, False)
-        #: By what is searched for: coordinates, and its expression.
+        #: The coordinates and their expression, by what is searched for.
         self._at: dict[str, tuple[Mapping[str, At], re.Pattern[str]]] = {}
         for key, places in at.items():
             pattern = compiled_rule(with_fields(key), match, False)

@@ -110,7 +110,7 @@ class Manifest(Mapping[str, Tiling]):
         """
         meshes: dict[DeviceMesh, int] = {}
         layouts: dict[tuple[TensorLayout | Tiling, UnevenRule], int] = {}
-        #: Most tensors have the very object that others have, which is sooner found than an equal one.
+        #: The number of each layout with its rule, by identity: most tensors have the very object that others have.
         known: dict[tuple[int, UnevenRule], int] = {}
         tensors = {}
         for name, tensor in self.tensors.items():

@@ -236,7 +236,7 @@ def _groups(
     """
     patterns = [parse_template(part) for part in fused.parts]
     target, last = parse_template(fused.name), [parse_template(part) for part in fused.after]
-    #: By the fields of the name, by the number in the stack: the tensors of the parts.
+    #: The tensors of the parts, by the fields of the name, by the number in the stack.
     groups: dict[tuple[tuple[str, str], ...], dict[int, dict[int, str]]] = {}
     for tensor in tensors:
         for part, pattern in enumerate(patterns):
@@ -286,7 +286,7 @@ def _empty(
     assert fused.slots is not None
     patterns = [parse_template(part) for part in fused.parts]
     target = parse_template(fused.name)
-    #: By the fields of the name and the part, a tensor and its shape.
+    #: A tensor and its shape, by the fields of the name and the part.
     found: dict[tuple[tuple[tuple[str, str], ...], int], tuple[str, tuple[int, ...]]] = {}
     for tensor, held in tensors.items():
         for part, pattern in enumerate(patterns):

@@ -30,7 +30,7 @@ ROW = np.dtype(
         ("remote_block", np.int64),
     ]
 )
-#: No block is so long.
+#: The longest block.
 _FAR = 2**64
 
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-#: More runs than this are not listed one by one.
+#: The most runs that are listed one by one.
 _MOST = 50_000_000
 
 

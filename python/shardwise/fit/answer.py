@@ -9,7 +9,7 @@ from ..quantized import LogicalTensor
 
 __all__ = ["ORDER", "WAYS", "Cut", "Fits", "Limit", "SizeFit", "Unknown", "Verdict", "forms_of"]
 
-#: From the best to the worst. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
+#: The verdicts, from the best. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
 #: all ranks in it hold, each of them in no other. `"padded"`: some dims have to be padded. `"unknown"`: it cannot be
 #: said, because some tensors are not recognised. `"refused"`: none of these would do, whatever is not recognised.
 Verdict = Literal["fits", "shared", "padded", "unknown", "refused"]
@@ -43,7 +43,7 @@ class Cut(NamedTuple):
     #: The name of the heads in whole numbers of which the elements are cut, and the elements of one.
     heads: str
     head_size: int
-    #: Into how many shards.
+    #: The number of shards.
     ways: int
     #: The elements that stay together by the format, and the components whose blocks these are.
     unit: int
@@ -127,7 +127,7 @@ class SizeFit(NamedTuple):
 
 
 class Fits(NamedTuple):
-    """Into how many parts a model may be cut."""
+    """The answer for a model: the numbers of parts into which it may be cut, with their verdicts."""
 
     #: The value of `quant_method`; `None` if nothing is quantized.
     method: str | None

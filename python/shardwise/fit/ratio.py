@@ -27,7 +27,7 @@ from .sizes import portions
 
 __all__ = ["RatioCut", "RatioFit", "UnitShares", "fits_ratio"]
 
-#: From the best to the worst: all units in the ratio, rounded to whole units, not known, or not possible.
+#: The verdicts, from the best: all units in the ratio, rounded to whole units, not known, or not possible.
 RatioVerdict = Literal["fits", "rounded", "unknown", "refused"]
 _ORDER: tuple[RatioVerdict, ...] = ("fits", "rounded", "unknown", "refused")
 #: The most devices of a ratio, and the largest of its numbers.
@@ -247,7 +247,7 @@ def _shares(key: tuple[str, int], members: Sequence[Judged], ratio: Sequence[int
 
 
 def _segments(one: Judged, key: tuple[str, int], cut: UnitShares) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each device the segments of the dim that it has: one of each part."""
+    """Return for each device the segments of the dim that it has: one of each part."""
     found: list[list[tuple[int, int]]] = [[] for _ in cut.shares]
     base = 0
     for part in portions(one.role, one.heads, one.kind.tensor.shape[_dim(one)], 1):

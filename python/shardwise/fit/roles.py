@@ -34,7 +34,7 @@ class Role(NamedTuple):
     expert: Literal["", "one", "stacked"] = ""
     #: True if it is a vocabulary, which engines pad.
     vocabulary: bool = False
-    #: Why nothing is known of it; empty for what is known, also that every rank has the whole weight.
+    #: The reason why nothing is known of it; empty for what is known, also that every rank has the whole weight.
     unknown: str = ""
     #: True if it is of another network than the language model, which is not looked at.
     elsewhere: bool = False
@@ -68,7 +68,7 @@ _LANGUAGE = frozenset([*module_words("language"), *module_words("outer")])
 #: Modules that every rank has whole.
 _WHOLE = re.compile(rf"\.(?:{starred_words(module_words('whole'))})\.")
 _NOT_KNOWN = Role(None, unknown="its name is not known")
-#: No model has more heads.
+#: The most heads of a model.
 _MOST = 2**31 - 1
 
 

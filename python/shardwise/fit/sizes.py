@@ -1,4 +1,4 @@
-"""Into how many parts a model may be cut: from its headers, or from what they say."""
+"""Verdicts on numbers of parts: whether a model may be cut so, from its headers, or from what they say."""
 
 from __future__ import annotations
 

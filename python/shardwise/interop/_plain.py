@@ -12,7 +12,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim, Part
 from ..sub_axis import SubAxis, is_sub_axis, parse_sub_axis
 
-__all__ = ["merged_axes", "plain_layout", "whole_axes_layout"]
+__all__ = ["merged_axes", "plain_layout", "whole_axes_layout", "why_not_divided"]
 
 
 def merged_axes(names: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
@@ -77,11 +77,22 @@ def _why_not_plain(dim: PackedDim, mesh: DeviceMesh | None) -> str:
 
 
 def _why_not_one(one: Part, shards: int) -> str:
-    """Why the only part of a dim is not cut like a plain dim."""
+    """Return the reason why the only part of a dim is not cut like a plain dim; empty if it is."""
+    if any(size != 1 for size in one.factors[: one.cut or 0]):
+        return "each device holds several segments of it"
+    why = why_not_divided(one, shards)
+    if why is None:
+        return "" if one.uneven in (None, "even") else f"it has an uneven rule of its own, {one.uneven!r}"
+    return why
+
+
+def why_not_divided(one: Part, shards: int) -> str | None:
+    """Return the reason why a part's elements are not known to divide into shards; empty if they divide.
+
+    `None` if the uneven rule decides: single elements are cut, and their number is not known to divide.
+    """
     cut = one.cut or 0
     units, inner = one.factors[cut], one.factors[cut + 1 :]
-    if any(size != 1 for size in one.factors[:cut]):
-        return "each device holds several segments of it"
     if one.at_most is not None and one.at_most < shards:
         return f"it is cut into at most {one.at_most}, with {shards} devices for it"
     # A factor that does not divide is cut between units; a plain dim is cut anywhere.
@@ -94,7 +105,7 @@ def _why_not_one(one: Part, shards: int) -> str:
         return f"its elements stay together in units of {one.unit}, whose number is not known to divide into {shards}"
     if any(size != 1 for size in inner):
         return f"its units are whole, and their number is not known to divide into {shards}"
-    return "" if one.uneven in (None, "even") else f"it has an uneven rule of its own, {one.uneven!r}"
+    return None
 
 
 def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:

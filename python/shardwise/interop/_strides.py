@@ -17,7 +17,7 @@ from ..layout import Spec
 from ..mesh import DeviceMesh
 from ..packed import PackedDim, Part, concat, part
 from ..sub_axis import SubAxis, parse_sub_axis
-from ._plain import merged_axes, plain_names
+from ._plain import merged_axes, plain_names, why_not_divided
 
 __all__ = ["StridedCut", "cut_of", "read_factors", "spec_of", "split_factors"]
 
@@ -84,23 +84,14 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
 
 
 def _why_not_segments(one: Part, shards: int, axes: int) -> str:
-    cut = one.cut or 0
-    units, inner = one.factors[cut], one.factors[cut + 1 :]
+    """Return the reason why a part is not equal segments, each cut alike; empty if it is."""
     if one.pad_to is not None:
         return "it is padded"
-    if one.at_most is not None and one.at_most < shards:
-        return f"a part is cut into at most {one.at_most}, with {shards} devices for it"
-    if None in one.factors[:cut]:
+    if None in one.factors[: one.cut or 0]:
         return "the number of its segments is left to the shape"
-    if units is not None and units % (shards * (one.unit or 1)) == 0:
-        return ""
-    if one.split and units and shards % units == 0 and None not in inner:
-        rows = units * math.prod(size for size in inner if size is not None)
-        return "" if rows % shards == 0 else f"{rows} elements do not divide into {shards}"
-    if one.unit not in (None, 1):
-        return f"elements stay together in units of {one.unit}, and their number is not known to divide into {shards}"
-    if any(size != 1 for size in inner):
-        return f"units are whole, and their number is not known to divide into {shards}"
+    why = why_not_divided(one, shards)
+    if why is not None:
+        return why
     if one.uneven in (None, "even", "chunk") or (one.uneven == "ceil" and axes < 2):
         return ""
     return f"its uneven rule is {one.uneven!r}"

@@ -114,7 +114,7 @@ class HloSharding:
     kind: ShardingKind
     #: Tiles per dim, followed by those of the subgroups.
     tile: tuple[int, ...] = ()
-    #: Which device holds which tile: the device numbers in the C order of the tiles.
+    #: The device that holds each tile: the device numbers in the C order of the tiles.
     order: Iota | tuple[int, ...] = ()
     #: The meaning of each of the last entries of `tile`: `"replicated"`, `"unreduced"` or `"manual"`.
     subgroups: tuple[str, ...] = ()

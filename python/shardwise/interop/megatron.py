@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankOffsets", "from_rank_offsets", "record_models", "record_ranks", "to_rank_offsets"]
 
-#: These need Megatron-Bridge, and bring the parts that record.
+#: The functions that record need Megatron-Bridge, and are imported when they are first asked for.
 __getattr__, __dir__ = lazy(globals(), {"._megatron_ranks": ("record_models", "record_ranks")})
 
 
@@ -38,7 +38,7 @@ class RankOffsets(NamedTuple):
 
     #: `(dim, shard index along it, number of shards along it)` for each dim that is cut.
     rank_offsets: tuple[tuple[int, int, int], ...]
-    #: Which of the devices with the same shard it is; 0 writes it.
+    #: The number of the device among those with the same shard; 0 writes it.
     replica_id: int
 
 

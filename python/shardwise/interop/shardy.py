@@ -182,7 +182,7 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
 
 class _AxisRef(NamedTuple):
     name: str
-    #: For a sub-axis: how often the axis is cut before it, and its size.
+    #: The times that the axis is cut before a sub-axis, and the size of that.
     part: tuple[int, int] | None
 
 

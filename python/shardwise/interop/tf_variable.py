@@ -23,7 +23,7 @@ _SCOPE = "_shardwise_scope"
 
 
 class _Entered(threading.local):
-    """By graph, how many scopes of this thread are active, and TensorFlow's scope that serves all of them."""
+    """The active scopes of this thread in each graph: their number, and TensorFlow's one that serves them all."""
 
     def __init__(self) -> None:
         self.graphs: dict[Any, tuple[int, Any]] = {}

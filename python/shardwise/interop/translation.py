@@ -146,7 +146,7 @@ def _digit(mesh: DeviceMesh, name: str) -> str:
     return (sub.axis if rest == 1 else f"{sub.axis}//{rest}") + (f"%{sub.size}" if sub.before > 1 else "")
 
 
-#: For more devices the text would be useless.
+#: The most devices for which the text is of use.
 _MAX_LISTED = 2**16
 
 _WRITERS: dict[str, Callable[[TensorLayout], str]] = {

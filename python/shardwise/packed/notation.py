@@ -39,7 +39,7 @@ _OPTION = re.compile(
 _SPACE = re.compile(r"\s*")
 #: The characters with which the expression of a size may begin.
 _BEGINS = frozenset("(-_" + string.digits + string.ascii_letters)
-#: After a part, if another follows; after the bracket of a sub-axis comes its size.
+#: The end of a part, if another follows; after the bracket of a sub-axis comes its size.
 _NEXT = re.compile(r"\)\s*\+")
 
 

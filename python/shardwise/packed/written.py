@@ -97,7 +97,7 @@ def _part_text(one: OnePart) -> str:
 
 
 def _times(count: int) -> str:
-    """So many times the unknown."""
+    """Return the text of a number of times the unknown."""
     return "n" if count == 1 else f"{count}*n"
 
 

@@ -44,9 +44,9 @@ class Along(NamedTuple):
 class Component(NamedTuple):
     """One of the arrays in which a logical tensor is stored."""
 
-    #: Its name in the checkpoint.
+    #: The name of the array in the checkpoint.
     name: str
-    #: Its dtype, as the safetensors format writes it.
+    #: The dtype of the array, as the safetensors format writes it.
     dtype: str
     shape: tuple[int, ...]
     #: The meaning of each of its dims.

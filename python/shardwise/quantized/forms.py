@@ -42,7 +42,7 @@ __all__ = [
     "stated_components",
 ]
 
-#: For each method what makes a logical tensor of the components of one group.
+#: The function of each method that makes a logical tensor of the components of one group.
 METHODS: dict[str, Callable[[WeightGroup], LogicalTensor | None]] = {
     "fp8": scaled.fp8,
     "fbgemm_fp8": scaled.fbgemm,

@@ -33,7 +33,7 @@ class Modules:
         except (TypeError, ValueError) as error:
             raise StatedError(f"quantization_config: {what}: {error}") from None
         self._too_large = dict(self._rules.too_large())
-        #: Those of which a module can be named only by a search that may not end.
+        #: The patterns of which a module can be named only by a search that may not end.
         self._slow = self._rules.backtracking()
 
     def named(self, module: str) -> list[int]:

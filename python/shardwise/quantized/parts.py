@@ -16,7 +16,7 @@ from .component import Along, Component, LogicalTensor
 
 __all__ = ["LARGEST", "WHOLE", "Given", "StatedError", "WeightGroup", "as_parse_errors"]
 
-#: No block, group or number of bits that a configuration states is larger.
+#: The largest block, group or number of bits that a configuration may state.
 LARGEST = 2**31 - 1
 
 #: A dim that every device holds whole.

@@ -37,7 +37,7 @@ ObstacleKind = Literal[
 
 @dataclass(frozen=True)
 class CollectiveObstacle:
-    """Why a change of layout is not a sequence of collectives; `str` gives a sentence.
+    """A reason why a change of layout is not a sequence of collectives; `str` gives a sentence.
 
     | kind | the reason |
     |---|---|

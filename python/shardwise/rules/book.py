@@ -73,7 +73,7 @@ class RuleBook:
 
     @property
     def names(self) -> None:
-        """Always `None`: a rule is for all names that it matches; a plain mapping has names of its tensors here."""
+        """No names (`None`): a rule is for all that it matches; a plain mapping has the names of its tensors here."""
 
     def uneven_of(self, path: str) -> UnevenRule | None:
         """Look up the uneven rule that the rule for a name has of its own, or the default's; `None` if there is none.

@@ -50,7 +50,7 @@ _NUMBERS: dict[str, Any] = {
     "vd": keys_of("linear_v_head_dim"),
     "kernel": [*keys_of("linear_kernel"), 4],
 }
-#: No dim of any model is so large.
+#: The largest dim of a model.
 _LARGEST = 1 << 40
 
 _QKV = {
@@ -232,7 +232,7 @@ def _llama4(config: Mapping[str, Any], layer: int) -> _Shapes:
     return {**_ATTENTION, **_NORMS, **(shared if is_sparse else _gated("feed_forward", "dense"))}
 
 
-#: By `model_type`: the tensors of a layer, and whether the output has the weights of the embedding if nothing is said.
+#: The tensors of a layer by `model_type`, and whether the output has the embedding's weights if nothing is said.
 _FAMILIES: dict[str, tuple[Callable[[Mapping[str, Any], int], _Shapes], bool]] = {
     **dict.fromkeys(("llama", "mistral"), (_llama, False)),
     "qwen2": (_qwen2, False),

@@ -207,7 +207,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
         return f"{self.origin} has no {names}{self._elsewhere(lacking)}"
 
     def _elsewhere(self, lacking: Sequence[str]) -> str:
-        """Which parts of the configuration have what is lacking: another model's, or with a name that is not known."""
+        """Return advice on a key that only another part of the configuration has; empty if none has it."""
         found = [
             f"{part}.{key}"
             for part, said in (self._keys or {}).items()

@@ -26,7 +26,7 @@ __all__ = ["COLUMNS", "PageTable", "cell_text", "layout_and_mesh", "mesh_sizes",
 _LONGEST = 400
 #: The most blocks of a tensor that the page draws: for each there is room for a name, if it stands upright.
 _MOST_BLOCKS = 64
-#: If there are more packed cuts, the page only names them: their pieces would make it large.
+#: The most packed cuts that the page draws: with more it only names them, as their pieces would make it large.
 _MOST_PACKED = 64
 #: The columns of the table, each with the class of its cells.
 COLUMNS = (
@@ -86,7 +86,7 @@ class PageTable:
         self._cuts: dict[Any, int] = {}
         self._held: dict[Any, int] = {}
         self._packed = 0
-        #: Why tensors cannot be placed, and the same without their names, by which they are grouped.
+        #: The reasons why tensors cannot be placed, and the same without their names, by which they are grouped.
         self._reasons: dict[str, tuple[str, str]] = {}
         for problem in report.problems:
             self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))

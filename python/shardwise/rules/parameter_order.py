@@ -22,7 +22,7 @@ _HEADS = "lm_head score"
 #: The modules before the layers, the layers' own, and those after them.
 _MODEL = ("model.embed_tokens", "model.layers", f"model.norm {_HEADS}")
 _TRANSFORMER = ("transformer.wte transformer.wpe", "transformer.h", f"transformer.ln_f {_HEADS}")
-#: By `model_type`: what is around the layers, and the modules of a layer.
+#: The modules around the layers, and those of a layer, by `model_type`.
 _FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "granite"), (_MODEL, _DECODER)),
     "phi3": (_MODEL, _PHI3),

@@ -9,7 +9,7 @@ __all__ = ["NO_RULE", "Clash", "IndivisibleDim", "Misfit", "RankMismatch", "unus
 
 #: The reason of a `Misfit` with no rule where there is no default either.
 NO_RULE = "no rule matches it, and there is no default"
-#: More rules that apply to no name share a line, which names as many.
+#: The most rules that apply to no name and each have a line; more share one, which names as many.
 _APART = 3
 
 

@@ -86,13 +86,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """From one side to another; `size` is the size of a padded dim without its padding."""
+    """A rewrite of the tensors of one side into those of another.
+
+    `size` is the size of a padded dim without its padding.
+    """
 
     source: Side
     target: Side
     size: int | None = None
     optional: bool = False
-    #: Why no tensor can be rewritten so.
+    #: The reason why no tensor can be rewritten so.
     refused: str | None = None
     #: The model's numbers with which the rewrite was made, for messages.
     numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)

@@ -34,7 +34,7 @@ BESIDE = re.compile(
 )
 #: A tree of optax.
 _OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
-#: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
+#: The parts of names under which are values of groups, and Megatron's buffers, whose names say no parameter.
 _NO_STATES = ("param_groups.", "distributed.")
 #: Values that every optimizer has in its groups, one or the other of which may be stored as a tensor.
 _OF_GROUPS = frozenset(["lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "step"])

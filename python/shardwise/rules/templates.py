@@ -63,7 +63,7 @@ class Template:
 
     @property
     def choices(self) -> tuple[tuple[str, ...], ...]:
-        """Its choices, in order, each once."""
+        """The choices of the template, in order, each once."""
         found = [value for kind, value in self.tokens if kind == "choice" and isinstance(value, tuple)]
         return tuple(dict.fromkeys(found))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_DEVICES", "TensorReport", "as_lists", "checked_size", "sum_known"]
 
-#: For larger meshes the bytes of each device are only listed if asked for.
+#: The most devices of a mesh whose bytes are listed without being asked for.
 MAX_DEVICES = 2**20
 
 

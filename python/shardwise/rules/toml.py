@@ -45,7 +45,7 @@ __all__ = [
 _CUTTING = {"backtracking", "default", "match", "mesh", "ordered", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "models", "numbers", "tensors"}
-#: Those that only files of deployments have; `shardwise.deploy` reads them.
+#: The tables that only files of deployments have; `shardwise.deploy` reads them.
 PLACING = {"at", "lists", "meshes", "parameters", "world"}
 
 

@@ -16,9 +16,9 @@ from ..errors import LayoutError, ParseError
 
 __all__ = ["MOST_TENSORS", "TypeTensors", "condition_holds"]
 
-#: More tensors than any model has.
+#: The most tensors of a model.
 MOST_TENSORS = 1 << 21
-#: No dim of any model is so large.
+#: The largest dim of a model.
 _LARGEST = 1 << 40
 _KEYS = {"type", "class", "fixed", "choices", "defaults", "nulls", "other_names", "groups"}
 _GROUP = {"range", "where", "shapes"}

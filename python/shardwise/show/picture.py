@@ -26,7 +26,7 @@ __all__ = [
 
 #: The number of kinds of tiles that a picture tells apart by colour and pattern.
 MOST_KEYS = 32
-#: If there are more holders than this, only the first is named, with their number.
+#: The most holders that are all named; of more only the first is, with their number.
 MOST_NAMED = 64
 
 

@@ -15,7 +15,7 @@ __all__ = ["is_grid", "panel_lines", "side_label"]
 #: The styles in a terminal that stand for the patterns of pictures, in their order.
 _LETTERS = ("", "underline ", "bold ", "italic ", "bold underline ", "italic underline ")
 
-#: Up to how many rows and columns a grid of which some places are free is drawn as one.
+#: The most rows and columns of a grid that is drawn as one though some of its places are free.
 _MOST_SPARSE = 16
 
 #: The contents of a place of a grid: lines of text, and their style.

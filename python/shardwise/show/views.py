@@ -21,7 +21,7 @@ from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, repl
 __all__ = ["axes_text", "layout_picture", "mesh_picture", "tilings_picture"]
 
 _MOST_DIMS = 64
-#: Up to how many cells, and along each side, are drawn one by one, without colours if there are more than these.
+#: The most cells, and along each side, that are drawn one by one; without colours if there are more than these.
 _MOST_CELLS, _MOST_SIDE = 256, 16
 #: The most holders by which two blocks are compared.
 _MOST_COMPARED = 4096

@@ -51,7 +51,7 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
     bits = None if weights is None else bits_of(weights, "weights")
     found, known = list[TensorLook](), dict[Any, tuple[int, bool]]()
     shapes: dict[Any, tuple[int, ...]] = {}
-    #: Most tensors have the shape and the dtype of others.
+    #: The looks by shape and dtype, which most tensors share with others.
     looks: dict[Any, TensorLook] = {}
     for name, given in tensors.items():
         try:

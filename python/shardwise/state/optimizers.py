@@ -31,9 +31,9 @@ OPTIMIZERS = {
     "adafactor": "Adafactor of PyTorch: rows and columns of the second moment, whole for a vector; the step",
 }
 
-#: In bitsandbytes: the least elements of a tensor whose moments have 8 bits, and the elements that share a scale.
+#: The least elements of a tensor whose moments have 8 bits in bitsandbytes, and the elements that share a scale.
 _LEAST_8BIT, _BLOCK = 4096, 256
-#: Its two tables of 256 float32 numbers, which all parameters of a process have in common.
+#: The bytes of bitsandbytes' two tables of 256 float32 numbers, which all parameters of a process have in common.
 _TABLES = 2 * 256 * 4
 
 

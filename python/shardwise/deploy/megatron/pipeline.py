@@ -11,7 +11,7 @@ from ..stages import Chunk, Stages
 
 __all__ = ["pipeline"]
 
-#: As Megatron unrolls them: first brackets, which cannot be nested, then single letters.
+#: The repeats in a layout, as Megatron unrolls them: first brackets, which cannot be nested, then single letters.
 _REPEATED = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
 _LONGEST = 1 << 16
 

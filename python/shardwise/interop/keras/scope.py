@@ -60,7 +60,7 @@ class Building:
         self._after_build: list[Callable[[], None]] = []
         #: The variables that no longer wait.
         self._paths: list[str] = []
-        #: If two threads want a value, one makes it and the other waits.
+        #: The lock with which one thread makes a value while others that want it wait.
         self._lock = ForkLock()
         self._is_settling = False
         #: True if the scope has ended. A model that is built later has all its attributes.

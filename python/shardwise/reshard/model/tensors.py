@@ -100,7 +100,7 @@ def model_tensors(change: ModelChange) -> ModelTensors:
             tiling, table, made_of[name] = sources.of(name, made[name], own)
             before.append(tiling)
             tables.append(table)
-    #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
+    #: The position in `pairs`, by the two tilings. They are looked up by identity, so they are kept.
     numbers: dict[tuple[int, int], int] = {}
     pairs: list[tuple[str, Tiling, Tiling]] = []
     places, used = [], []
