@@ -55,6 +55,9 @@ def test_the_three_answer_alike(
         assert placing.world is not None
         assert [*placing.world.devices.flat] == [*mesh.devices.flat]
         assert list(placing.meshes.values()) == [mesh]
+        alike = dict.fromkeys(each for each, own in plain.items() if own.rank == layout.rank)
+        found = {at: placed for placed, positions in placing.placed_alike([*alike], layout.rank) for at in positions}
+        assert [found[at] for at in range(len(alike))] == [placing.placed(each, layout.rank) for each in alike]
 
 
 def test_what_a_rule_says_besides_its_layout_is_in_the_place() -> None:

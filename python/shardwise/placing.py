@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ._arguments import instance
@@ -56,6 +56,9 @@ class Placing(Protocol):
 
     def placed(self, path: str, rank: int) -> Placed:
         """Look up the place of a tensor of this name and rank."""
+
+    def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield the places of names that differ in digits only, each with the positions of its names."""
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
         """List the keys that apply to a name."""
@@ -120,9 +123,9 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
     """Return the partition of a tensor by its layout, or the tiling that it has instead; `None` if it has none.
 
     Args:
-        layouts: the layouts.
+        layouts: the map, the deployment or the mapping that is asked.
         path: the tensor's name.
-        shape: its shape.
+        shape: its elements along each dim.
         uneven: how a dim that does not divide is cut, unless the layouts say so.
 
     Raises:
@@ -187,6 +190,10 @@ class _LayoutsByName:
         if placed is None or placed.layout is not layout:  # A copy of this object has other layouts.
             placed = self._placed[id(layout)] = Placed(layout)
         return placed
+
+    def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield the place of each name, with its position."""
+        return ((self.placed(path, rank), (at,)) for at, path in enumerate(paths))
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
         """Return the name itself if it has a layout."""

@@ -239,11 +239,11 @@ def _rows(applied: Applied, apart: bool) -> list[list[StyledText]]:
     by_name = {tensor.name: tensor for tensor in applied.report.tensors}
     if apart:
         return [_row(applied, name, 1, tensor) for name, tensor in by_name.items()]
-    groups = group_names((name, _look(applied, tensor)) for name, tensor in by_name.items())
+    groups = group_names((name, _look(tensor)) for name, tensor in by_name.items())
     return [_row(applied, text, len(names), by_name[names[0]]) for text, names, _ in groups]
 
 
-def _look(applied: Applied, tensor: TensorReport) -> tuple[object, ...]:
+def _look(tensor: TensorReport) -> tuple[object, ...]:
     """Return the values by which tensors are grouped: those of one row have the same."""
     return tensor.shape, tensor.dtype or "?", tensor.layout, tensor.rule, tensor.bytes_per_device
 

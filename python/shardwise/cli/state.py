@@ -82,7 +82,7 @@ def _by_names(
         ways = nearest(
             memory, sizes, state.sharding, lambda s, how: made(s, how).fullest[1], state.fullest[1], trains=trains
         )
-    return _answer(screen, options, Findings(state, memory, ways, tuple(named.rests_on), _notes(model, options)))
+    return _answer(screen, options, Findings(state, memory, ways, tuple(named.rests_on), _notes(model)))
 
 
 def _by_rules(
@@ -122,7 +122,7 @@ def _by_rules(
     if memory is not None and not state.fits(memory):
         ways = _other_shardings(memory, state, made, asked["optimizer"] is not None)
     rests = (f"rules of {options.rules.name}",)
-    return _answer(screen, options, Findings(state, memory, ways, rests, _notes(model, options)))
+    return _answer(screen, options, Findings(state, memory, ways, rests, _notes(model)))
 
 
 def _sharded(asked: dict[str, Any], sharding: str) -> dict[str, Any]:
@@ -255,8 +255,8 @@ def _number(option: str, text: str) -> int:
     return int(text)
 
 
-def _notes(model: _ModelOutline, options: argparse.Namespace) -> list[str]:
-    """The parts of the model that are not there to be counted."""
+def _notes(model: _ModelOutline) -> list[str]:
+    """Return sentences on parts of the model that are not counted, as the configuration states no tensors of them."""
     said = language_config(model.config)
     count = said.get("num_nextn_predict_layers")
     beyond = re.compile(rf"(?:^|\.)(?:mtp\.|layers\.{said.get('num_hidden_layers')}\.)")

@@ -65,10 +65,15 @@ class Moment:
         Raises:
             LayoutError: if the meaning of its dims is unknown, or it is an average over that dim.
         """
-        self._check(what, dim)
+        self.check(what, dim)
         return replace(self, tensor=self.tensor.apart() if self.is_number else change(self.tensor), whole=None)
 
-    def _check(self, what: str, dim: int | None) -> None:
+    def check(self, what: str, dim: int | None) -> None:
+        """Refuse a change of a dim of the weight, or of all dims, which the state cannot follow.
+
+        Raises:
+            LayoutError: as `changed`.
+        """
         if self.unknown:
             raise LayoutError(f"{what}, but {self.unknown}")
         if dim is not None and dim == self.over:

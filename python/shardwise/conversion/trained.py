@@ -325,7 +325,7 @@ def _one(
     first = same[0]
     others = f"with {shown(same[1].origin)}" if len(same) > 1 else "anew"
     for one in same:
-        one._check(f"{shown(first.origin)} is {what} {others}", dim)
+        one.check(f"{shown(first.origin)} is {what} {others}", dim)
         if (one.over, one.is_number) != (first.over, first.is_number):
             raise LayoutError(
                 f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: the shapes are {first.tensor.shape} "

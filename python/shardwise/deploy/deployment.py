@@ -204,8 +204,8 @@ class Deployment(RuleBook, Drawn):
         """
         return self._lookup.placed(path, rank)
 
-    def _placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
-        """Yield what `placed` gives for names that differ in digits only, each with the positions of its names."""
+    def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield the places of names that differ in digits only, each with the positions of its names."""
         return self._lookup.placed_alike(paths, rank)
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
@@ -234,7 +234,7 @@ class Deployment(RuleBook, Drawn):
 
         Args:
             path: its name.
-            shape: its shape.
+            shape: its elements along each dim.
             uneven: how dims that do not divide are cut, unless the rule says so.
 
         Raises:

@@ -45,7 +45,7 @@ def deployment_picture(deployment: Deployed, ready: Iterable[ReadyRule] = ()) ->
     """Return the picture of a deployment: its meshes, on each device the layers and experts there, and the rules below.
 
     Args:
-        deployment: the deployment.
+        deployment: its meshes and rules, to be drawn.
         ready: its rules, ready to be applied, from which it is known what is where.
     """
     rules = dict(deployment.rules())

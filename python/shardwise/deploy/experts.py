@@ -237,7 +237,7 @@ def balanced_experts(
         slots: the slots of all ranks, redundant ones included; a multiple of `ep`.
         ep: the ranks; a multiple of `nodes`.
         groups: groups of experts that should stay on one node; used only if it is a multiple of `nodes`.
-        nodes: the nodes.
+        nodes: the nodes among which the ranks are divided equally.
         balancer: whose: `"vllm"` (`DefaultEplbPolicy`) or `"sglang"` (`eplb_algorithms/deepseek.py`). They differ in
             precision, and in the order of experts of equal load.
 

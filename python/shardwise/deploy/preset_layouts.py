@@ -77,7 +77,6 @@ def with_axes(layout: TensorLayout, axes: Mapping[str, tuple[str, ...]]) -> Tens
 
 
 def layouts_of_file(
-    model: PresetModel,
     found: LayoutMap,
     meshes: dict[str, DeviceMesh],
     stages: Stages,
@@ -87,7 +86,6 @@ def layouts_of_file(
     """Return the deployment of a rules file, with coordinates for names, and other layouts for experts.
 
     Args:
-        model: the model.
         found: the rules, without a mesh.
         meshes: `"dense"`, and `"experts"` if these have another one.
         stages: the layers of each stage.
@@ -149,7 +147,7 @@ def staged_deployment(
         everywhere = shipped_table("engines.toml")["engines"][engine]["on_every_stage"]
         whole = {name for kind in model_types(model.config) for name in everywhere.get(kind, ())}
         at |= {f"{before}{_OUTER[name]}": {"pp": stage} for name, stage in places.items() if name not in whole}
-    return layouts_of_file(model, found, meshes, stages, at, expert)
+    return layouts_of_file(found, meshes, stages, at, expert)
 
 
 def refuse_stages(model: PresetModel, engine: str, pp: int) -> None:

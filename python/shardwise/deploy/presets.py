@@ -275,9 +275,7 @@ class _Megatron:
             layers, later = f"{layers}{others}", rf"{later}\w+\.{others}"
         at |= {layers: layer, later: last}
         found = LayoutMap.from_toml(file, config=model.config_if_any)
-        return _made(
-            model, file, layouts_of_file(model, found, meshes, stages, at, expert if is_apart else None), "ranks"
-        )
+        return _made(model, file, layouts_of_file(found, meshes, stages, at, expert if is_apart else None), "ranks")
 
 
 @dataclass(frozen=True)

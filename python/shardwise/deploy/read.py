@@ -9,7 +9,7 @@ from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import Config
-from ..rules.rewrites import Rewrites
+from ..rules.rewrites import Rewrites, read_quietly
 from ..rules.shipped import called
 from ..rules.toml import PLACING, Document, axes_said, read_document
 from .deployment import Deployment
@@ -42,7 +42,7 @@ def read_rules(
     """
     document: Any = read_document(file)
     # What looks wrong about the file is said of the layouts already.
-    return layouts_of(document, device_mesh, config), Rewrites._read(document, config, 0)
+    return layouts_of(document, device_mesh, config), read_quietly(document, config)
 
 
 def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:

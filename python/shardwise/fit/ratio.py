@@ -172,7 +172,7 @@ def fits_ratio(
     if unknown or not cut:
         verdicts.append("unknown")
     cuts = {
-        name: RatioCut(name, one.kind.tensor.shape, _dim(one), _segments(one, key, units[key]))
+        name: RatioCut(name, one.kind.tensor.shape, _dim(one), _segments(one, units[key]))
         for key, members in classes.items()
         if units[key].verdict != "refused"
         for one in members
@@ -246,7 +246,7 @@ def _shares(key: tuple[str, int], members: Sequence[Judged], ratio: Sequence[int
     return UnitShares(said, units, shares, "rounded", why, names)
 
 
-def _segments(one: Judged, key: tuple[str, int], cut: UnitShares) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _segments(one: Judged, cut: UnitShares) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return for each device the segments of the dim that it has: one of each part."""
     found: list[list[tuple[int, int]]] = [[] for _ in cut.shares]
     base = 0

@@ -73,7 +73,7 @@ def axes_along(mesh: DeviceMesh, indices: npt.NDArray[np.int64], count: int) -> 
     """Find the axes that give every device its index along one dim, major first.
 
     Args:
-        mesh: the mesh.
+        mesh: the mesh whose axes are tried.
         indices: for every device, in device-index order, an index from 0 to `count - 1`.
         count: the number of different indices.
 

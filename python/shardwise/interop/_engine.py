@@ -77,12 +77,12 @@ class RankRules(NamedTuple):
     def of(
         cls, engine: str, config: Mapping[str, Any], rank: int, ranks: int, *, rules: str | None = None
     ) -> RankRules:
-        """Read the rules of an engine, `"vllm"` or `"sglang"`, for the model with this configuration.
+        """Read the rules of an engine for the model with this configuration.
 
         Args:
-            engine: the engine.
+            engine: `"vllm"` or `"sglang"`.
             config: the model's configuration.
-            rank: the rank.
+            rank: the rank whose parameters are filled, from 0.
             ranks: the number of ranks.
             rules: the rules by name or path; by default those for the type of the model.
 

@@ -73,7 +73,7 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
 
     Args:
         placements: one per axis of the mesh, ours or PyTorch's.
-        mesh: the mesh.
+        mesh: its axes in the order of the placements.
         shape: the global shape; dims that do not divide are cut as `torch.chunk` does.
 
     Returns:

@@ -80,7 +80,7 @@ def from_rank_offsets(
     Args:
         rank_offsets: for each device, in device-index order, its `(axis, rank offset, fragmentation)` tuples; or
             its `RankOffsets`, whose replica ids do not matter.
-        mesh: the mesh.
+        mesh: the mesh whose axes are to give each device its shard.
         rank: the number of dims.
 
     Raises:

@@ -118,7 +118,7 @@ def mesh_to_shardy(mesh: DeviceMesh, devices: Sequence[Hashable] | None = None) 
     """Write a mesh as Shardy does.
 
     Args:
-        mesh: the mesh.
+        mesh: its axes and its devices are written.
         devices: the label of each device number; by default `"cpu:0"`, `"cpu:1"`, …
 
     Raises:

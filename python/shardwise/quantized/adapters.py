@@ -40,10 +40,10 @@ def adapters_in(
     rewrites: Rewrites | None = None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[LogicalTensor]:
-    """Find the adapters among tensors, given as shapes and the names of dtypes, each as a component of its weight.
+    """Find the adapters among tensors, each as a component of its weight.
 
     Args:
-        tensors: The tensors.
+        tensors: The shape of each tensor, and the name of its dtype.
         rewrites: The rewrites between the names of the adapted weights and those that rules are for.
         config: What the model's configuration says, which has the number of stacked experts.
 

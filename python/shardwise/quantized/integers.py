@@ -43,7 +43,7 @@ def compressed(group: WeightGroup) -> LogicalTensor | None:
         return _packed(group)
     scheme = _scheme(group, "quantized")
     shape = group.matrix("weight")
-    blocks = _blocks(scheme, group, shape)
+    blocks = _blocks(scheme, group)
     if group.dtype("weight_scale") == "U8" and blocks == (1, 32):
         return scaled_in_groups(group, shape, "weight_scale")
     kind = "FP8" if group.dtype("weight").startswith("F8") else "INT8"
@@ -76,7 +76,7 @@ def _packed(group: WeightGroup) -> LogicalTensor:
     word = Along(last, _WORD // bits, packing=_WORD // bits)
     if _WORD % bits:
         word = Along(last, _WORD, words=bits, packing=_WORD)
-    blocks = _blocks(scheme, group, shape)
+    blocks = _blocks(scheme, group)
     along = {"weight_packed": values(shape, word), "weight_scale": group.scale("weight_scale", shape, blocks)}
     if "weight_zero_point" in group.members:
         # Packed along the rows.
@@ -160,8 +160,8 @@ def _scheme(group: WeightGroup, form: str) -> Given:
     return scheme
 
 
-def _blocks(scheme: Given, group: WeightGroup, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The blocks of the scales; `None` is one for the tensor."""
+def _blocks(scheme: Given, group: WeightGroup) -> tuple[int, int] | None:
+    """Return the shape of the blocks that have a scale each; `None` if the tensor has one scale."""
     strategy, own = scheme.config.get("strategy"), group.shape("weight_scale")
     if strategy is None:  # As compressed-tensors does: by the group size, if there is one.
         strategy = "group" if scheme.config.get("group_size") else "channel" if len(own) > 1 else "tensor"

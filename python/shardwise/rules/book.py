@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._fork import importing
@@ -119,6 +119,22 @@ class RuleBook:
         """
         rule = self._applied(path)
         return NOT_PLACED if rule is None else Placed(self.layout_of(path, rank), rule.uneven, rule.shared)
+
+    def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
+        """Yield the places of names that differ in digits only, each with the positions of its names.
+
+        A deployment has millions of such names on few places, and finds these at once.
+
+        Raises:
+            LayoutError: as `placed`.
+
+        >>> from shardwise import DeviceMesh
+        >>> from shardwise.deploy import Deployment, DeploymentRule
+        >>> stages = Deployment(2, DeviceMesh((2,), ("pp",)), {"h.{i}": DeploymentRule((None,), at={"pp": "i // 2"})})
+        >>> [positions for _, positions in stages.placed_alike(["h.0", "h.1", "h.2", "h.3"], 1)]
+        [[0, 1], [2, 3]]
+        """
+        return ((self.placed(path, rank), (at,)) for at, path in enumerate(paths))
 
     def report(
         self, names: ReportNames, *, uneven: UnevenRule = "even", followers: Followers | None = None

@@ -190,7 +190,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
         Args:
             path: its name.
-            shape: its shape.
+            shape: its elements along each dim.
             uneven: how dims that do not divide are cut, unless the rule says so.
 
         Raises:
@@ -373,7 +373,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         with importing:
             from .ordered import partition_rules_of
 
-        return partition_rules_of(self, self._match, self._default)
+        return partition_rules_of(self._answers.search, self._match, self._default)
 
     @classmethod
     def from_toml(

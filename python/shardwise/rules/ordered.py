@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
-from .keyed import KeyedRules
 from .layout_rule import LayoutRule
-from .search import MatchMode
+from .search import MatchMode, RuleSearch
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
@@ -102,22 +101,20 @@ def _value(node: ast.expr) -> Any:
 
 
 def partition_rules_of(
-    rules: KeyedRules, match: MatchMode, default: LayoutRule | None
+    search: RuleSearch, match: MatchMode, default: LayoutRule | None
 ) -> list[tuple[str, tuple[Any, ...]]]:
     """Return a map's rules as such a list: for each path the first expression that is found in it has the map's layout.
 
     Raises:
         LayoutError: if a layout has unreduced axes, or a rule has an uneven rule of its own: such a list has neither.
     """
-    every = rules.rules()
     found: dict[str, tuple[Any, ...]] = {}
-    search = rules._answers.search
-    if not rules.ordered:  # A key that equals a path comes before all rules that match it.
-        for key in every:
+    if not search.is_ordered:  # A key that equals a path comes before all rules that match it.
+        for key, rule in search.rules.items():
             if any(other != key for other in search.every_match(key)):
-                found[rf"^{re.escape(key)}\Z"] = _spec(key, every[key])
+                found[rf"^{re.escape(key)}\Z"] = _spec(key, rule)
     around = {"search": "{}", "match": "^(?:{})", "fullmatch": r"^(?:{})\Z"}[match]
-    for key, rule in every.items():
+    for key, rule in search.rules.items():
         found[around.replace("{}", key)] = _spec(key, rule)
     if default is not None:
         found.setdefault(_ALL, _spec("default", default))

@@ -35,7 +35,7 @@ def parameter_order(config: Mapping[str, Any], names: Iterable[str]) -> list[str
 
     Args:
         config: The contents of its `config.json`.
-        names: The names.
+        names: All parameters of the model, in any order.
 
     Returns:
         The names in order; `None` if the order is not known of this family, or of one of the names.

@@ -70,7 +70,7 @@ def make_report(
     """Make the report on tensors of these names; see `LayoutMap.report`.
 
     Args:
-        rules: the rules.
+        rules: those of a map or a deployment, ready for look-ups.
         names: the tensors.
         uneven: how dims are cut that do not divide.
         followers: the tensors that have no rules of their own.

@@ -22,7 +22,7 @@ from .templates import Template, parse_template
 if TYPE_CHECKING:
     from .numbers import Config
 
-__all__ = ["RewriteSet", "Rewrites"]
+__all__ = ["RewriteSet", "Rewrites", "read_quietly"]
 
 #: The fate of a tensor that no rewrite takes.
 Unmatched = Literal["keep", "drop", "refuse"]
@@ -124,37 +124,10 @@ class Rewrites:
         Rewrites([{'from': 'h.{i}.w', 'to': 'layers.{i}.w'}])
         """
         with importing:
-            made = cls._read(file, config, 0)
+            made = read_quietly(file, config)
         for note in made._notes:
             warnings.warn(note, ShardwiseWarning, stacklevel=2)
         return made
-
-    @classmethod
-    def _read(cls, file: Any, config: Config | None, depth: int) -> Rewrites:
-        with importing:
-            from .shipped import rules_named
-            from .toml import other_model, read_document, read_models, read_rewrites
-            from .toml_tables import errors_at
-
-        document: Any = read_document(file)
-        found, numbers, source = read_rewrites(document, config)
-        before = cls()
-        if "after" in found:
-            if not isinstance(found["after"], str):
-                raise ParseError(f"{source}: after must be the name of a rules file, got {shown(found['after'])}")
-            if depth == _MOST_AFTER:
-                raise ParseError(f"{source}: more than {_MOST_AFTER} files come after each other")
-            before = cls._read(rules_named(found["after"], document.file), config, depth + 1)
-        with errors_at(source):
-            own = cls(
-                found.get("rewrite", ()),
-                drop=found.get("drop", ()),
-                unmatched=found.get("unmatched", "keep"),
-                numbers=numbers,
-            )
-        note = other_model(read_models(document), config, source)
-        notes = (*before._notes, *([] if note is None else [note]))
-        return cls._of([*(before.sets if before else ()), *own.sets], notes)
 
     def inverse(self) -> Rewrites:
         """Return the rewrites that lead back: the last one first, each from its `to` to its `from`.
@@ -205,3 +178,34 @@ def _set_text(one: RewriteSet) -> str:
     if one.unmatched != "keep":
         arguments.append(f"unmatched={one.unmatched!r}")
     return f"Rewrites({', '.join(arguments)})"
+
+
+def read_quietly(file: Any, config: Config | None, depth: int = 0) -> Rewrites:
+    """Read the rewrites of a rules file as `Rewrites.from_toml` does, but without its warnings.
+
+    `depth` counts the files that come after this one.
+    """
+    with importing:
+        from .shipped import rules_named
+        from .toml import other_model, read_document, read_models, read_rewrites
+        from .toml_tables import errors_at
+
+    document: Any = read_document(file)
+    found, numbers, source = read_rewrites(document, config)
+    before = Rewrites()
+    if "after" in found:
+        if not isinstance(found["after"], str):
+            raise ParseError(f"{source}: after must be the name of a rules file, got {shown(found['after'])}")
+        if depth == _MOST_AFTER:
+            raise ParseError(f"{source}: more than {_MOST_AFTER} files come after each other")
+        before = read_quietly(rules_named(found["after"], document.file), config, depth + 1)
+    with errors_at(source):
+        own = Rewrites(
+            found.get("rewrite", ()),
+            drop=found.get("drop", ()),
+            unmatched=found.get("unmatched", "keep"),
+            numbers=numbers,
+        )
+    note = other_model(read_models(document), config, source)
+    notes = (*before._notes, *([] if note is None else [note]))
+    return Rewrites._of([*(before.sets if before else ()), *own.sets], notes)

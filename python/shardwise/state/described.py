@@ -29,7 +29,7 @@ class ModelTensor(NamedTuple):
     """One tensor of the model.
 
     Attributes:
-        name: Its name.
+        name: The name in the model, or in the mapping that was given.
         look: Its shape and dtype; most tensors share that of others, as one object.
         follows: For a tensor cut by another's rule: the other's name, and for each own dim the other's dim, or `None`
             for a dim that is not cut.
@@ -105,8 +105,8 @@ def with_adapters(
     """Return the tensors, with the adapters of each weight inserted after the weight.
 
     Args:
-        tensors: the tensors.
-        lora: the adapters.
+        tensors: all of the model, quantized components included.
+        lora: the rank and the targets of the adapters.
         leaders: the quantized weight of each component.
         logical: the shape of each quantized weight.
 

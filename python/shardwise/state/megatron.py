@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["megatron", "megatron_whole"]
 
 
-def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
+def _buffers(parts: Sequence[Local]) -> Iterator[list[Local]]:
     """Yield the parameters of each of Megatron's buffers: of one chunk, with one dtype of weights and gradients."""
     found: dict[tuple[Hashable, int], list[Local]] = {}
     for part in parts:
@@ -44,7 +44,7 @@ def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Stat
         yield weight(part)
     if recipe.optimizer is None:
         return
-    for at, own in enumerate(_buffers(recipe, parts)):
+    for at, own in enumerate(_buffers(parts)):
         bits, gradients = own[0].bits, recipe.gradients or own[0].bits
         masters = (32 if bits == 16 else 0) if recipe.masters is None else recipe.masters
         size = 0

@@ -41,7 +41,7 @@ class StateArray(NamedTuple):
     """One array that an optimizer keeps for a parameter.
 
     Attributes:
-        name: Its name.
+        name: The key that PyTorch, bitsandbytes or another optimizer has it under, such as `exp_avg`.
         elements: The number of its elements; for several ranks an array.
         bits: The bits of an element.
     """
@@ -56,7 +56,7 @@ class Optimizer:
     """An optimizer, described by the arrays that it keeps.
 
     Attributes:
-        name: Its name.
+        name: The name by which `training_state` takes it, such as `adamw`.
         moments: The arrays of the parameter's shape, each with the bits of an element; `None` for the parameter's
             dtype.
         steps: Whether each parameter has a float32 number for its own step.

@@ -98,11 +98,9 @@ class PlacedTensors:
         """
         groups: dict[tuple[object, int], list[int]] = {}
         names, looks = [tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors]
-        find = getattr(self._placing, "_placed_alike", None)
         keys: Sequence[object] = names
-        if find is not None:
-            with suppress(TypeError):  # A name that is no text is refused where it is looked up.
-                keys = all_digits_alike(names)
+        with suppress(TypeError):  # A name that is no text is refused where it is looked up.
+            keys = all_digits_alike(names)
         for number, key in enumerate(zip(keys, map(id, looks), strict=True)):
             try:
                 groups[key].append(number)
@@ -110,11 +108,8 @@ class PlacedTensors:
                 groups[key] = [number]
         found: list[tuple[list[int], Placed]] = []
         for numbers in groups.values():
-            first, rank = numbers[0], len(looks[numbers[0]].shape)
-            if find is None:
-                found.append((numbers, self._placing.placed(names[first], rank)))
-                continue
-            for placed, positions in find([names[number] for number in numbers], rank):
+            rank = len(looks[numbers[0]].shape)
+            for placed, positions in self._placing.placed_alike([names[number] for number in numbers], rank):
                 found.append(([numbers[position] for position in positions], placed))
         return sorted(found, key=itemgetter(0))
 

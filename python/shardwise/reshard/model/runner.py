@@ -54,7 +54,7 @@ def carry_out(phases: Sequence[Phase], transport: Transport, memory: Memory, dty
                 side, arrays = ("src", memory.before) if sends else ("dst", memory.after)
                 buffer: Any = None
                 if part.is_alone and is_run(part.rows[0], side) and (sends or adds is None):
-                    data = _flat(transport, arrays, part.rows[0], side)
+                    data = _flat(arrays, part.rows[0], side)
                 else:
                     while most is not None and not free:
                         under_way.popleft()()
@@ -131,7 +131,7 @@ def runs_view(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, 
     return transport.runs(arrays[row[_DST]], row[_DST_OFFSET], row[_COUNT], row[_BYTES], row[_DST_STRIDE])
 
 
-def _flat(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
+def _flat(arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
     """Return the bytes of a row that is one run on a side."""
     tensor, start = (_SRC, _SRC_OFFSET) if side == "src" else (_DST, _DST_OFFSET)
     return arrays[row[tensor]][row[start] : row[start] + row[_BYTES] * row[_COUNT]]
@@ -146,7 +146,7 @@ def message_parts(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 
     """Cut the rows of a message into parts that both sides know.
 
     Args:
-        rows: the rows.
+        rows: the rows of the message, in its order.
         most: the bytes of a buffer, or `None` for one part.
         itemsize: the bytes of an element if the rows are added: then elements stay whole, and all rows go by buffers.
 

@@ -92,7 +92,7 @@ class Transport:
             peer: the position of the peer.
             tag: the number of the message between the two.
             data: the memory that begins with the part.
-            part: the part.
+            part: its rows, its size, and whether it goes without a buffer.
 
         Returns:
             A function that waits until the memory may be used again.
