@@ -368,6 +368,35 @@ def test_the_page_names_what_is_to_be_changed_for_a_format_or_a_place() -> None:
         assert [name for name in names if re.search(rf"(?<!\w){name}(?!\w)", text) is None] == [], files
 
 
+def cited_rules(text: str) -> set[str]:
+    """The rules that a source cites in brackets: `2.12`, and `2.12 c` for a part of one."""
+    cited = re.findall(r"\(rules? ([^)]*)\)|\((2\.\d+ [a-i])\)", text)
+    return {rule for either in cited for rule in re.findall(r"\b2\.\d+(?: [a-i]\b)?", "".join(either))}
+
+
+def test_rules_that_are_cited_can_be_read() -> None:
+    """Each number is a heading of the page of semantics, and each letter a part that CONTRIBUTING.md has."""
+    headings = re.findall(r"^## (2\.\d+) ", (ROOT / "docs/semantics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### Rule 2.12, by its parts\n")[2]
+    parts = re.findall(r"^- \*\*([a-z])\. ", section.partition("\n#")[0], re.MULTILINE)
+    written = {*headings, *(f"2.12 {part}" for part in parts)}
+    files = [
+        path
+        for room in ("python", "rust", "tests")
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in (".py", ".rs")
+    ]
+    cited = {path: cited_rules(path.read_text(encoding="utf-8")) for path in files if path.name != "test_rooms.py"}
+    assert {"2.12 i", "2.6"} <= set().union(*cited.values())
+    assert {path: rules - written for path, rules in cited.items() if rules - written} == {}
+    assert cited_rules("(rules 2.6 and 2.11), (rule 2.12 c), (2.12 i), version 2.13 (2.0)") == {
+        "2.6",
+        "2.11",
+        "2.12 c",
+        "2.12 i",
+    }
+
+
 class TestTheReaders:
     """What reads imports finds those that it should."""
 
