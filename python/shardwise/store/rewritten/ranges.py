@@ -27,8 +27,8 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
 from ..tensors.quantized import components_in, reader_of
 from ..tensors.stored import UnsupportedError
-from .components import component_partitions
-from .wanted import partition_for, refuse_unmatched, wanted_stored
+from .partitions import DescribedTensors
+from .wanted import wanted_stored
 
 __all__ = ["DeviceReads", "ReadArray", "device_reads"]
 
@@ -198,11 +198,7 @@ def device_reads(
     count = 0
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
-    taken, whole = weights.taken, (*weights.tensors.values(), *weights.states)
-    refuse_unmatched(
-        placing, dict.fromkeys([*(name for name in described if name not in taken), *(one.name for one in whole)])
-    )
-    cuts = component_partitions(weights, described, placing, uneven)
+    partitions = DescribedTensors(described, weights).partitions(placing, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
             raise UnsupportedError(
@@ -210,7 +206,6 @@ def device_reads(
                 "them"
             )
         wanted = wanted_stored(name, tensor, None)
-        partition = cuts.get(name) or partition_for(name, wanted.shape, placing, uneven)
         pieces = wanted.pieces
         for holder in pieces.holders:
             if files.setdefault(id(holder), len(paths)) == len(paths):
@@ -218,7 +213,7 @@ def device_reads(
                 versions.append(holder.version)
         numbers = np.array([files[id(holder)] for holder in pieces.holders], np.int64)
         for label in devices:
-            found = _array_of(partition, wanted.shape, label)
+            found = _array_of(partitions[name], wanted.shape, label)
             if found is None:
                 continue
             shape, targets = found

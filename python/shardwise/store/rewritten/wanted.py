@@ -1,4 +1,4 @@
-"""The tensors to be written: the places of their elements, and the partitions by which they are cut."""
+"""The tensors to be written: the places of their elements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from ..._text import shown
 from ...array.sharded import ShardedArray, compared_shards
 from ...conversion.tables import Wanted
 from ...errors import LayoutError
-from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...piece import sides_of
 from ...pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
-from ...placing import Placing, partition_of
-from ...quantized.follow import followed, with_states
-from ...quantized.forms import NO_COMPONENTS, Components
-from ...rules.left_out import names_text
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..data.sources import KeptArray
@@ -33,8 +28,6 @@ from .names import check_name
 
 __all__ = [
     "number_of",
-    "partition_for",
-    "refuse_unmatched",
     "wanted_array",
     "wanted_arrays",
     "wanted_bytes",
@@ -45,43 +38,6 @@ __all__ = [
 
 #: The most keys of nested mappings that a message joins.
 _MOST_KEYS = 8
-
-
-def partition_for(
-    name: str, shape: tuple[int, ...], layouts: Placing, uneven: UnevenRule
-) -> Partition | SharedTiling | None:
-    """Return the partition of the tensor of this name by the layouts; `None` if none applies.
-
-    Raises:
-        LayoutError: if the layout does not fit the tensor; names it.
-    """
-    partition = partition_of(layouts, name, shape, uneven)
-    if partition is not None and not isinstance(partition, (Partition, SharedTiling)):
-        raise LayoutError(
-            f"tensor {shown(name)}: its layout is only a list of boxes, as rules learned from recordings have, and "
-            "files cannot be cut by that; plan_model moves such boxes between memories"
-        )
-    if isinstance(partition, Partition) and partition.layout.unreduced:
-        axes = partition.layout.unreduced
-        raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {axes} cannot be written")
-    return partition
-
-
-def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
-    """Refuse tensors, by name, for which a deployment has neither a rule nor a default: no device would hold them.
-
-    Raises:
-        LayoutError: if there are such tensors; the message counts and names them.
-    """
-    if layouts.is_whole_elsewhere:
-        return
-    found = [name for name in names if not layouts.matching_rules(name)]
-    if found:
-        count = "1 tensor matches" if len(found) == 1 else f"{len(found)} tensors match"
-        raise LayoutError(
-            f"{count} no rule of the deployment, which has no default, so no device holds them: {names_text(found)}; "
-            "with default = 'replicated' all devices hold them, and drop leaves them out"
-        )
 
 
 def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | SharedTiling | None) -> Wanted:
@@ -111,19 +67,15 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def wanted_arrays(
-    tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool
-) -> tuple[list[Wanted], Components]:
-    """Return arrays in memory as tensors to be written under their names; and the names of states among them.
+def wanted_arrays(tensors: Mapping[str, Any], *, check: bool) -> list[Wanted]:
+    """Return arrays in memory as tensors to be written under their names; a sharded one is cut as it is.
 
     Args:
         tensors: The arrays by name, whole or sharded, with any strides.
-        layouts: The layouts of the tensors.
-        uneven: The rule by which a dim that does not divide is cut.
         check: Whether replicas of sharded arrays are compared.
 
     Raises:
-        LayoutError: if a tensor cannot have a name, a layout does not fit, or replicas differ.
+        LayoutError: if a tensor cannot have a name, or replicas differ.
         TypeError: if a value is not an array, or no checkpoint can hold its dtype.
     """
     if not isinstance(tensors, Mapping):
@@ -136,21 +88,7 @@ def wanted_arrays(
             raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
     for name in tensors:
         check_name(name)
-    states = with_states(NO_COMPONENTS, {name: (_shape(value), "") for name, value in tensors.items()})
-    taken = states.taken
-    refuse_unmatched(layouts, [*(name for name in tensors if name not in taken), *(one.name for one in states.states)])
-    cuts = followed(states, layouts, uneven)
-    found = []
-    for name, value in tensors.items():
-        cut, shape = cuts.get(name), _shape(value)
-        partition = cut.partition(shape) if isinstance(cut, TensorLayout) else cut
-        partition = partition_for(name, shape, layouts, uneven) if partition is None else partition
-        found.append(wanted_array(name, value, partition, check=check))
-    return found, states
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, ShardedArray) else tuple(np.shape(value))
+    return [wanted_array(name, value, check=check) for name, value in tensors.items()]
 
 
 def _joined(name: str, value: Mapping[Any, Any]) -> str:
@@ -192,7 +130,7 @@ def number_of(tensor: Wanted) -> float:
     return float(np.frombuffer(data, tensor.dtype.numpy())[0])
 
 
-def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None, *, check: bool = False) -> Wanted:
+def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
     """Return an array in memory, whole or sharded, with any strides, as a tensor to be written under a name.
 
     Raises:
@@ -200,7 +138,7 @@ def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | No
         LayoutError: if a sharded array has partial sums; with `check`, if its replicas differ.
     """
     if isinstance(value, ShardedArray):
-        return _wanted_sharded(name, value, partition, compared_shards(value, check))
+        return _wanted_sharded(name, value, compared_shards(value, check))
     refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)
@@ -210,12 +148,10 @@ def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | No
     pieces = Pieces.of([piece] if array.size else [], array.ndim)
     pointer = array.__array_interface__["data"][0]
     identity = (pointer, array.strides, array.shape, dtype.name)
-    return Wanted(name, dtype, array.shape, pieces, NO_PIECES, partition, identity)
+    return Wanted(name, dtype, array.shape, pieces, identity=identity)
 
 
-def _wanted_sharded(
-    name: str, value: ShardedArray, partition: Partition | SharedTiling | None, shards: Iterable[np.ndarray[Any, Any]]
-) -> Wanted:
+def _wanted_sharded(name: str, value: ShardedArray, shards: Iterable[np.ndarray[Any, Any]]) -> Wanted:
     dtype = _file_dtype(name, value.dtype)
     tiling = value.tiling
     if isinstance(tiling, Partition) and any(
@@ -240,8 +176,7 @@ def _wanted_sharded(
                 strides = array.strides
             (replicas if box in seen else pieces).append(LocatedPiece(box, array, offset, strides))
             seen.add(box)
-    if partition is None and isinstance(tiling, Partition):
-        partition = tiling
+    partition = tiling if isinstance(tiling, Partition) else None
     rank = len(value.shape)
     held = Pieces.of(pieces, rank), Pieces.of(replicas, rank)
     return Wanted(name, dtype, value.shape, *held, partition, id(value))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ...._text import shown
-from ....conversion.assembled import Assembled
 from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing
-from ....quantized.forms import Components
 from ....rules.adapters import are_adapters
 from ....rules.left_out import LeftOut, names_text
 from ....rules.optax import kinds_of_optax
 from ....rules.states import training_names
+from ...rewritten.partitions import RuledTensor
 from .forms import WRITTEN
 
 __all__ = [
     "DoubtsError",
     "doubts_about",
     "doubts_about_optax",
-    "ruled_tensors",
 ]
 
 _SHOWN = 3
@@ -49,7 +47,7 @@ def doubts_about(
     form: str,
     wanted: Sequence[Wanted],
     tensors: Collection[str],
-    ruled: Sequence[tuple[str, tuple[int, ...], str]],
+    ruled: Sequence[RuledTensor],
 ) -> tuple[list[LeftOut], list[str]]:
     """Say what looks wrong: what does not arrive as it seems, and all of this and the rest, a sentence each.
 
@@ -107,18 +105,3 @@ def doubts_about_optax(names: Iterable[str]) -> list[str]:
         f"states keep the names that optax has for them, which PyTorch's optimizers and torchtitan do not look for: "
         f"{names_text(kinds)}; a file that is written with --to torch first has PyTorch's names, and becomes DCP"
     ]
-
-
-def ruled_tensors(
-    kept: Mapping[str, Assembled | Wanted], weights: Components
-) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return name, shape and dtype of the tensors to which rules apply.
-
-    The components and states of a quantized weight are replaced by the weight itself.
-    """
-    taken = weights.taken
-    found = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in taken]
-    whole = {name: each.shape for name, each in weights.tensors.items()}
-    # States may be without their weights.
-    whole |= {each.name: each.shape for each in weights.states if each.name not in kept and each.name not in whole}
-    return [*found, *((name, shape, "uint8") for name, shape in whole.items())]

@@ -21,10 +21,10 @@ from ....rules.templates import parse_template
 from ....rules.toml import prefixed, read_document, read_models
 from ....rules.wrapped import model_types
 from ....shared_tiling import SharedTiling
-from ...rewritten.wanted import partition_for
+from ...rewritten.partitions import partition_for
 from .rank_files import FileRanks
 
-__all__ = ["check_blocks", "check_engine_names", "check_family", "check_stages", "with_head", "with_other_names"]
+__all__ = ["check_blocks", "check_family", "check_stages", "engine_tensors"]
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
@@ -44,7 +44,17 @@ _ADVICE = (
 )
 
 
-def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
+def engine_tensors(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
+    """Return tensors as the engines' sharded loaders look for them: under all names that an engine has for them.
+
+    Raises:
+        LayoutError: if the loaders do not know the name of a tensor, because an engine fuses or stacks it.
+    """
+    _check_names(wanted, layouts)
+    return _with_other_names(_with_head(wanted, layouts, uneven), layouts)
+
+
+def _check_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
     """Refuse tensors whose names the engines' sharded loaders do not know, because an engine fuses or stacks them.
 
     Raises:
@@ -186,7 +196,7 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
         )
 
 
-def with_other_names(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
+def _with_other_names(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
     """Return the tensors, with a second entry for each tensor of a module that vLLM knows under two names.
 
     vLLM's loader takes the first by name. The rules must say for which types of models they are.
@@ -220,7 +230,7 @@ def _other_name(name: str, models: Sequence[str]) -> str:
     return name
 
 
-def with_head(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
+def _with_head(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
     """Return the tensors, with an entry for an output layer tied to the embedding: engines look for both names.
 
     The output layer counts as tied if it is missing and the rule of the only embedding also matches its name. Tensors

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...._text import shown
@@ -35,27 +34,16 @@ class Nested(NamedTuple):
 
     Attributes:
         tree: The dict, with references in place of tensors.
-        states: The names of optimizers' states. They are never tied: each is updated by itself.
+        tensors: The tensors in the order of the dict, in which PyTorch numbers them. States of optimizers are never
+            tied: each is updated by itself.
         doubts: Warnings, a sentence each.
         has_optimizer: Whether there is an optimizer.
-        parameters: The names of weights and states by `NAME` and `optimizer.state.NAME.KIND`, with the parameter's
-            NAME.
     """
 
     tree: Any
-    states: frozenset[str] = frozenset()
+    tensors: list[Wanted]
     doubts: tuple[str, ...] = ()
     has_optimizer: bool = False
-    parameters: Mapping[str, str] = MappingProxyType({})
-
-    def in_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Return the tensors in the order of the dict, in which PyTorch numbers them."""
-        places = {name: place for place, name in enumerate(dict.fromkeys(tree_names(self.tree)))}
-        return sorted(wanted, key=lambda tensor: places[tensor.name])
-
-    def by_parameter(self) -> Nested:
-        """Return the same dict, with tensors named by their parameters, as a folder of ranks names them."""
-        return self._replace(tree=_renamed(self.tree, self.parameters))
 
 
 def tree_names(tree: Any) -> Iterator[str]:
@@ -88,7 +76,7 @@ class _FoundGroup(NamedTuple):
 
 
 def nested_of(
-    names: Collection[str], paths: Mapping[str, KeyPath], values: Mapping[str, Any], form: str = "torch"
+    wanted: Sequence[Wanted], paths: Mapping[str, KeyPath], values: Mapping[str, Any], form: str = "torch"
 ) -> Nested:
     """Return the nested dict of tensors and values.
 
@@ -97,19 +85,22 @@ def nested_of(
     where it was: most often by name in one dict, as the state dict of a model.
 
     Args:
-        names: The names of the tensors.
+        wanted: The tensors.
         paths: The paths of tensors and values in a nested state dict, as far as they are known.
         values: The values that are not tensors.
-        form: The form that is written. In `"universal"`, weights are under `model` even without an optimizer.
+        form: The form that is written. In `"universal"`, weights are under `model` even without an optimizer; in
+            `"fsdp2"`, tensors are named by their parameters, `NAME` and `optimizer.state.NAME.KIND`.
 
     Raises:
         LayoutError: if two states of a parameter are of one kind, or a state's parameter is in no group.
     """
+    names = [tensor.name for tensor in wanted]
     known = training_names(names, values)
     leaves: dict[str, Any] = {**{name: Reference(name) for name in names}, **values}
     grouped = {name: match for name in leaves if (match := _GROUP.fullmatch(name)) and known.is_state(name)}
     if not known.states and not grouped and form != "universal":
-        return Nested(_placed(leaves, paths, {}))
+        placed = _placed(leaves, paths, {})
+        return Nested(placed, _in_order(wanted, placed))
     states: dict[str, dict[str, dict[str, Reference]]] = {}
     in_pytorch, of_optax = kinds_in_pytorch(known), set[str]()
     for name, state in known.states.items():
@@ -143,11 +134,20 @@ def nested_of(
         tree["optimizer"] = made[0] if len(made) == 1 else made
     gone = {*known.states, *known.weights.values(), *grouped}
     rest = {name: leaf for name, leaf in leaves.items() if name not in gone}
-    parameters = {name: parameter for parameter, name in known.weights.items()}
-    parameters |= {name: f"optimizer.state.{state.parameter}.{state.kind}" for name, state in known.states.items()}
     known_paths = {name: paths[name] if name in paths else _path_of(name) for name in rest if name in values}
     placed = _placed(rest, {**paths, **known_paths}, tree)
-    return Nested(placed, frozenset(known.states), tuple(doubts), bool(made), parameters)
+    tensors = [replace(tensor, identity=None) if tensor.name in known.states else tensor for tensor in wanted]
+    if form == "fsdp2":
+        parameters = {name: parameter for parameter, name in known.weights.items()}
+        parameters |= {name: f"optimizer.state.{state.parameter}.{state.kind}" for name, state in known.states.items()}
+        placed = _renamed(placed, parameters)
+        tensors = [replace(tensor, name=parameters.get(tensor.name, tensor.name)) for tensor in tensors]
+    return Nested(placed, _in_order(tensors, placed), tuple(doubts), bool(made))
+
+
+def _in_order(tensors: Iterable[Wanted], tree: Any) -> list[Wanted]:
+    places = {name: place for place, name in enumerate(dict.fromkeys(tree_names(tree)))}
+    return sorted(tensors, key=lambda tensor: places[tensor.name])
 
 
 def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: bool = False) -> list[Wanted]:

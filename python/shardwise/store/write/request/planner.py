@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ...._arguments import instance
 from ...._text import shown
@@ -18,10 +18,10 @@ from ...data.parts import RANKS
 from ...rewritten.wanted import number_of, wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
-from ..forms.engines import check_blocks, check_stages, with_head, with_other_names
+from ..forms.engines import check_blocks, check_stages, engine_tensors
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
-from ..forms.nested import Nested
+from ..forms.nested import Nested, nested_of
 from ..forms.one_rank import file_ranks, one_rank
 from ..forms.plain_values import nested_pickle
 from ..forms.rank_files import rank_files
@@ -32,7 +32,7 @@ from ..run.checkpoint_plan import CheckpointPlan
 from .contents import CheckpointContents, make_plan
 from .request import Request
 
-__all__ = ["OF_NESTED", "chosen_form", "only_read", "plan_form"]
+__all__ = ["OF_NESTED", "FormTensors", "chosen_form", "form_tensors", "only_read", "plan_form"]
 
 
 #: For formats that can only be read: what to do instead of writing them.
@@ -48,53 +48,81 @@ OF_NESTED = ("torch", "fsdp2", "universal")
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def plan_form(
+class FormTensors(NamedTuple):
+    """Tensors as a form has them, under its names.
+
+    Attributes:
+        form: The form that is written; see `chosen_form`.
+        wanted: The tensors; those with equal `identity` are written once, and the other names become aliases.
+        nested: For `OF_NESTED`, the nested dict of these tensors.
+    """
+
+    form: Target
+    wanted: list[Wanted]
+    nested: Nested | None = None
+
+
+def form_tensors(
     request: Request,
-    to: Target,
+    form: Target,
     wanted: list[Wanted],
     paths: Mapping[str, KeyPath] = NONE,
+    values: Mapping[str, Any] = NONE,
+) -> FormTensors:
+    """Return tensors as a form has them.
+
+    Args:
+        request: The request, which has the layouts.
+        form: The form that is written.
+        wanted: The tensors.
+        paths: For `OF_NESTED`, the paths of tensors and values in a nested state dict, as far as they are known.
+        values: For `OF_NESTED`, the values that are not tensors.
+
+    Raises:
+        LayoutError: if the form does not have such tensors, by their names.
+        TypeError: if the form cannot hold a tensor's dtype.
+    """
+    for tensor in wanted:
+        if form in _OF_TORCH and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
+        if form not in _OF_TORCH and tensor.dtype.code is None:
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if form == "vllm":
+        return FormTensors(form, engine_tensors(wanted, request.layouts, request.uneven))
+    if form in OF_NESTED:
+        nested = nested_of(wanted, paths, values, form)
+        return FormTensors(form, nested.tensors, nested)
+    return FormTensors(form, wanted)
+
+
+def plan_form(
+    request: Request,
+    tensors: FormTensors,
+    paths: Mapping[str, KeyPath] = NONE,
     beside: Mapping[str, bytes] = NONE,
-    nested: Nested | None = None,
 ) -> CheckpointPlan:
     """Return the plan of a checkpoint of these tensors.
 
     Args:
         request: The request, which has the path and the layouts.
-        to: The form that is written; see `chosen_form`.
-        wanted: The tensors; those with equal `identity` are written once, and the other names become aliases.
+        tensors: The tensors, as the form has them.
         paths: For `"dcp"`, the path of each tensor in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
-        nested: For `OF_NESTED`, the nested dict of these tensors.
 
     Raises:
         LayoutError: if the form does not go with the metadata; two tensors have one name; a layout does not say what
             ranks there are.
-        TypeError: if the form cannot hold a tensor's dtype.
     """
-    layouts, rank = request.layouts, request.rank
-    for tensor in wanted:
-        if to in _OF_TORCH and not is_writable(tensor.dtype.name):
-            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
-        if to not in _OF_TORCH and tensor.dtype.code is None:
-            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    to, wanted, nested = tensors
     device = _device_of(request) if to == "fsdp2" else ""
     if to in _OF_TORCH and request.metadata and not device:
         raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
-    if to == "vllm":
-        wanted = with_other_names(with_head(wanted, layouts, request.uneven), layouts)
-    if to in OF_NESTED:
-        assert nested is not None
-        wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
-        if to == "fsdp2":
-            names, nested = nested.parameters, nested.by_parameter()
-            wanted = [replace(tensor, name=names.get(tensor.name, tensor.name)) for tensor in wanted]
-        wanted = nested.in_order(wanted)
     kept, aliases = _without_ties(wanted, to)
     said = dict(request.metadata or {})
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
-    if rank is not None and to != "ranks":
-        raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
+    if request.rank is not None and to != "ranks":
+        raise LayoutError(f"rank is {shown(request.rank)}, but {to!r} has no files for ranks; 'ranks' has")
     contents = CheckpointContents(kept, (), to, said, aliases, paths, beside=beside)
     contents = _FILES[to](request, contents) if nested is None else _NESTED_FILES[to](request, contents, nested)
     said_of: dict[Any, dict[str, Any]] = {}
@@ -193,8 +221,8 @@ def _pickle_of(nested: Nested, kept: Sequence[Wanted], aliases: Mapping[str, str
     return wanted_bytes(name, nested_pickle(nested.tree, tensors))
 
 
-def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
-    """Return the format of the request, or the one that the path and the cuts suggest.
+def chosen_form(request: Request, *, is_cut: bool) -> Target:
+    """Return the format of the request, or the one suggested by the path and by whether any tensor is cut.
 
     Raises:
         LayoutError: if it cannot be written.
@@ -205,7 +233,7 @@ def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
             return "safetensors"
         if request.target.name.endswith((".pt", ".pth", ".bin")):
             return "torch"
-        return "sharded" if any(tensor.partition is not None for tensor in wanted) else "hf"
+        return "sharded" if is_cut else "hf"
     if instance("to", to, str) not in get_args(Target):
         why = f"; {only_read(to)}" if only_read(to) else ""
         raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")

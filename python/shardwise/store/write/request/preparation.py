@@ -27,7 +27,7 @@ from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
 from ....shared_tiling import SharedTiling
 from ...data.location import Location
-from ...rewritten.components import component_partitions, outline_of
+from ...rewritten.components import outline_of
 from ...rewritten.convert import is_converted
 from ...rewritten.groups import Grouped, grouped_values
 from ...rewritten.left_out import (
@@ -40,19 +40,20 @@ from ...rewritten.left_out import (
     without_a_place,
 )
 from ...rewritten.names import Renamed, chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
-from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_bytes, wanted_number, wanted_stored
+from ...rewritten.partitions import DescribedTensors
+from ...rewritten.wanted import number_of, wanted_bytes, wanted_number, wanted_stored
 from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
 from ..forms.dcp import value_bytes
-from ..forms.doubts import DoubtsError, doubts_about, doubts_about_optax, ruled_tensors
-from ..forms.engines import check_engine_names, check_family
-from ..forms.forms import WRITTEN, Target
+from ..forms.doubts import DoubtsError, doubts_about, doubts_about_optax
+from ..forms.engines import check_family
+from ..forms.forms import WRITTEN
 from ..forms.megatron import NONE, extra_states, is_of_group, is_said, megatron_form
-from ..forms.nested import Nested, nested_of, with_masters
+from ..forms.nested import with_masters
 from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
-from .planner import OF_NESTED, chosen_form, plan_form
+from .planner import OF_NESTED, FormTensors, chosen_form, form_tensors, plan_form
 from .request import Request
 from .scratch import ScratchFile
 from .values import WrittenValues, written_values
@@ -73,6 +74,7 @@ class _Taken(NamedTuple):
         values: The old name of each value that the request chooses, with its new name.
         dropped_values: The values that a rules file drops.
         dropped: The tensors that a rules file drops.
+        described: The chosen tensors as rules know them.
     """
 
     tensors: dict[str, Assembled]
@@ -81,33 +83,25 @@ class _Taken(NamedTuple):
     values: dict[str, str]
     dropped_values: tuple[str, ...]
     dropped: dict[str, Assembled]
-
-    @property
-    def ruled(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """The tensors to which rules apply."""
-        return ruled_tensors(self.kept, self.weights)
+    described: DescribedTensors
 
 
 class _FormContents(NamedTuple):
     """The tensors and values of the new checkpoint, as its form has them.
 
     Attributes:
-        form: The form that is written.
-        tensors: The tensors, under the form's names.
+        tensors: The form, and the tensors as it has them.
         values: The values, under the form's names.
         paths: The paths of tensors and values in a nested state dict.
-        nested: The nested dict, for a form that has one.
         doubts: Warnings about the form, a sentence each.
         losses: Parts of an optimizer's groups that the form cannot express.
         old_values: The old names of values that the form's own files hold.
         homeless: The old names of values that the form cannot hold.
     """
 
-    form: Target
-    tensors: list[Wanted]
+    tensors: FormTensors
     values: WrittenValues
     paths: Mapping[str, KeyPath]
-    nested: Nested | None
     doubts: Sequence[str]
     losses: Sequence[LeftOut]
     old_values: Collection[str]
@@ -147,16 +141,19 @@ class Preparation:
         if scratch.is_dry:
             self._judge(taken, contents)
         scratch.finish()
-        wanted = contents.tensors if contents.nested is not None else [*contents.tensors, *contents.values.wanted]
+        tensors = contents.tensors
+        if tensors.nested is None:
+            tensors = tensors._replace(wanted=[*tensors.wanted, *contents.values.wanted])
         with uncollected():
-            return plan_form(self._request, contents.form, wanted, contents.paths, self._along, contents.nested)
+            return plan_form(self._request, tensors, contents.paths, self._along)
 
     def _taken(self, scratch: ScratchFile) -> _Taken:
         """Return the chosen tensors and values of the source, under their new names."""
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         tensors, weights, dropped = self._renamed(scratch, request.dtype)
         kept = chosen(tensors, naming, checkpoint.path)
-        return _Taken(tensors, kept, weights, *kept_values(checkpoint, naming, tensors), dropped)
+        described = DescribedTensors(outline_of(kept), weights)
+        return _Taken(tensors, kept, weights, *kept_values(checkpoint, naming, tensors), dropped, described)
 
     def _contents(self, scratch: ScratchFile, taken: _Taken) -> _FormContents:
         """Return the tensors and values as the form has them."""
@@ -179,9 +176,10 @@ class Preparation:
             none = wanted_bytes("", value_bytes(NONE))
             held.wanted.extend(replace(none, name=name) for name in states)
             homeless = [*(old for old in rest if old not in placed), *held.homeless]
-            return _FormContents("dcp", wanted, held, {}, None, megatron.doubts, losses, rest, homeless)
+            tensors = form_tensors(self._request, "dcp", wanted)
+            return _FormContents(tensors, held, {}, megatron.doubts, losses, rest, homeless)
         names, wanted = self._wanted(scratch, kept, taken.weights)
-        form = chosen_form(self._request, wanted)
+        form = chosen_form(self._request, is_cut=any(tensor.partition is not None for tensor in wanted))
         own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
         wanted = self._as_trained(form, [tensor for tensor in wanted if tensor.name not in own], taken, scratch.is_dry)
         placed = {
@@ -191,14 +189,13 @@ class Preparation:
         }
         held, losses = self._values(form, placed, taken, wanted)
         homeless = [*own, *(old for old in values if old not in placed), *held.homeless]
-        tensors = [tensor.name for tensor in wanted]
-        paths = key_paths(checkpoint, {**names, **held.names}, tensors)
-        nested = nested_of(tensors, paths, held.common, form) if form in OF_NESTED else None
+        new_names = [tensor.name for tensor in wanted]
+        paths = key_paths(checkpoint, {**names, **held.names}, new_names)
+        tensors = form_tensors(self._request, form, wanted, paths, held.common)
         if form == "vllm":
-            check_engine_names(wanted, self._request.layouts)
-            check_family([name for name, _, _ in taken.ruled], self._config)
-        doubts = doubts_about_optax(tensors) if form == "dcp" != checkpoint.format else []
-        return _FormContents(form, wanted, held, paths, nested, doubts, losses, values, homeless)
+            check_family([name for name, _, _ in taken.described.ruled], self._config)
+        doubts = doubts_about_optax(new_names) if form == "dcp" != checkpoint.format else []
+        return _FormContents(tensors, held, paths, doubts, losses, values, homeless)
 
     def _values(
         self, form: str, placed: Mapping[str, str], taken: _Taken, wanted: Iterable[Wanted]
@@ -227,10 +224,10 @@ class Preparation:
             DoubtsError: if there are warnings, and the request is strict.
         """
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
-        form, wanted, nested = contents.form, contents.tensors, contents.nested
+        form, wanted, nested = contents.tensors
         self.doubts += [*checkpoint.doubts, *contents.doubts, *idle_renames(checkpoint, naming.rename)]
         to = "megatron" if request.to == "megatron" else form
-        lost, said = doubts_about(request.layouts, request.uneven, to, wanted, taken.tensors, taken.ruled)
+        lost, said = doubts_about(request.layouts, request.uneven, to, wanted, taken.tensors, taken.described.ruled)
         self.doubts += said
         self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
         losses = dropped_by_rules(taken.dropped, taken.dropped_values, names_of(checkpoint))
@@ -310,13 +307,12 @@ class Preparation:
         self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components
     ) -> tuple[dict[str, str], list[Wanted]]:
         """Return new names by old ones, for stored tensors that no rewrite changes; and all tensors to be written."""
-        request, layouts = self._request, self._request.layouts
+        request = self._request
         names: dict[str, str] = {}
         wanted, fine = [], 0
-        refuse_unmatched(layouts, [name for name, _, _ in ruled_tensors(kept, weights)])
-        components = component_partitions(weights, outline_of(kept), layouts, request.uneven)
+        partitions = DescribedTensors(outline_of(kept), weights).partitions(request.layouts, request.uneven)
         for name, made in kept.items():
-            partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)
+            partition = partitions[name]
             if made.stored is not None:
                 names[made.stored] = name
                 wanted.append(self._stored(scratch, request.dtype, made.stored, name, partition))

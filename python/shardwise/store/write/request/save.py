@@ -9,23 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from ...._arguments import is_true
-from ....conversion.tables import Wanted
 from ....errors import LayoutError, ShardwiseWarning
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import Layouts
 from ...data.location import Location, location_of
+from ...rewritten.partitions import DescribedTensors
 from ...rewritten.wanted import wanted_arrays
-from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
-from ..forms.engines import check_engine_names
+from ..forms.doubts import DoubtsError, doubts_about
 from ..forms.forms import Target
-from ..forms.nested import nested_of, with_masters
+from ..forms.nested import with_masters
 from ..places import locked
 from ..places.report import WriteReport
 from ..places.work import MEMORY, Work
-from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
-from .planner import OF_NESTED, chosen_form, plan_form
+from .planner import OF_NESTED, chosen_form, form_tensors, plan_form
 from .request import FILE_BYTES, Request, placing_over
 
 __all__ = ["save_checkpoint", "warn"]
@@ -99,34 +97,26 @@ def save_checkpoint(
     [[1, 2], [4, 5]]
     """
     placing = placing_over(layouts, mesh, to)
-    wanted, states = wanted_arrays(tensors, placing, uneven, check=is_true("check", check))
+    arrays = wanted_arrays(tensors, check=is_true("check", check))
+    described = DescribedTensors.of_arrays(arrays)
+    wanted = described.cut(arrays, placing, uneven)
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = location_of(path)
     request = Request(
         target, placing, to, uneven, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, strict=strict
     )
-    form = chosen_form(request, wanted)
-    made = _plan(request, form, wanted)
-    named = {each.name: each for each in wanted}
-    lost, said = doubts_about(placing, uneven, form, wanted, named, ruled_tensors(named, states))
+    form = chosen_form(request, is_cut=any(each.partition is not None for each in wanted))
+    if form == "megatron":
+        raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
+    trained = with_masters(wanted) if form in OF_NESTED else wanted
+    made = plan_form(request, form_tensors(request, form, trained))
+    lost, said = doubts_about(placing, uneven, form, wanted, described.tensors, described.ruled)
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)
     with locked(target):
         # As given; a plan's path is absolute.
         return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
-
-
-def _plan(request: Request, form: Target, wanted: list[Wanted]) -> CheckpointPlan:
-    """Return the plan of a checkpoint of arrays. Only their names tell which of them belong to an optimizer."""
-    if form == "megatron":
-        raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
-    if form == "vllm":
-        check_engine_names(wanted, request.layouts)
-    if form not in OF_NESTED:
-        return plan_form(request, form, wanted)
-    wanted = with_masters(wanted)
-    return plan_form(request, form, wanted, nested=nested_of([each.name for each in wanted], {}, {}, form))
 
 
 def warn(messages: Iterable[str]) -> None:
