@@ -212,7 +212,7 @@ def _take_over(descriptor: int, old: os.stat_result, target: Path) -> None:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The descriptor of this process that the path names, directly or through links."""
+    """Return the descriptor of this process that the path names, directly or through links."""
     seen = path.absolute()
     for _ in range(40):
         folder = os.path.realpath(seen.parent)

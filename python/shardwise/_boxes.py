@@ -37,7 +37,7 @@ _CHUNKS = "chunks"
 
 
 def one_each(shape: tuple[int, ...], boxes: Any) -> Corners:
-    """One box for each holder, as int64 (holders, dims, 2)."""
+    """Return one box for each holder, as int64 (holders, dims, 2)."""
     if isinstance(boxes, (str, bytes, range)) or not hasattr(boxes, "__len__"):
         raise TypeError(f"boxes must be a mapping, a sequence of boxes or an array, got {type(boxes).__name__}")
     if not isinstance(boxes, np.ndarray) and any(_has_slices(box) for box in boxes):
@@ -93,7 +93,7 @@ def _has_slices(box: Any) -> bool:
 
 
 def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
-    """A box as a list of (start, stop)."""
+    """Return a box as a list of (start, stop)."""
     if isinstance(box, (str, bytes, Mapping, Set)) or not hasattr(box, "__len__"):
         raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {shown(box)}")
     if len(box) != len(shape):
@@ -123,7 +123,7 @@ def _starts(start: Any) -> list[int]:
 
 
 def key_of(holder: HolderBoxes) -> tuple[Any, ...]:
-    """A holder in a form that can be hashed."""
+    """Return a holder in a form that can be hashed."""
     bounds, count, array = holder
     return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))
 
@@ -134,7 +134,7 @@ def chunks_key(chunks: tuple[int, ...] | None) -> tuple[Any, ...]:
 
 
 def method_of_key(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
-    """The method that a tiling's key names, and arguments that make the same tiling again."""
+    """Return the method that a tiling's key names, and arguments that make the same tiling again."""
     name, shape, labels, content, flag = key
     keywords: dict[str, Any] = {}
     if name == "grid":

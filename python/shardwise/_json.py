@@ -73,7 +73,7 @@ def strict_json(data: bytes, path: object, offset: int = 0, *, constants: bool =
 
 
 def _pairs(value: Any) -> int:
-    """The pairs of an object and of the objects in it; not of those within these."""
+    """Return the pairs of an object and of the objects in it; not of those within these."""
     if not isinstance(value, dict):
         return 0
     return len(value) + sum([len(one) for one in value.values() if type(one) is dict])

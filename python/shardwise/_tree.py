@@ -76,7 +76,7 @@ def _names(path: _Chain | None) -> tuple[str, ...]:
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:
-    """The members of an object, with names: items by key or index, fields of named tuples, slots, attributes.
+    """Yield the members of an object, with names: items by key or index, fields of named tuples, slots, attributes.
 
     >>> list(children({"a": 1, 2: "b"}))
     [('a', 1), ('2', 'b')]
@@ -92,7 +92,7 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(node: list[Any] | tuple[Any, ...] | deque[Any]) -> list[tuple[str, Any]]:
-    """The entries of a sequence, by the names of its fields or by index."""
+    """Return the entries of a sequence, by the names of its fields or by index."""
     names = getattr(node, "_fields", range(len(node)))
     return [(str(name), child) for name, child in zip(names, tuple(node), strict=True)]
 
@@ -192,7 +192,7 @@ def _is_described(node: Any) -> bool:
 
 
 def attributes_of(node: Any, order: Iterable[str] = ()) -> list[tuple[str, Any]]:
-    """The attributes of an object by name, wherever they are kept: those in `order` first, in that order.
+    """Return the attributes of an object by name, wherever they are kept: those in `order` first, in that order.
 
     A `torch.nn.Module` keeps its submodules separately, in a dict `_modules`.
 

@@ -141,7 +141,7 @@ def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
 
 
 def _ordered(mesh: DeviceMesh, axes: Sequence[int]) -> DeviceMesh:
-    """The mesh with its axes in another order."""
+    """Return the mesh with its axes in another order."""
     shape, names = [mesh.shape[axis] for axis in axes], [mesh.axis_names[axis] for axis in axes]
     large = [axis for axis in axes if mesh.shape[axis] > 1]
     if large == sorted(large):

@@ -46,7 +46,7 @@ class LocatedPiece(NamedTuple):
 
     @classmethod
     def dense(cls, box: Iterable[tuple[int, int]], holder: Any, offset: int, itemsize: int) -> LocatedPiece:
-        """A box whose elements, of so many bytes, lie one after the other in C order.
+        """Return a box whose elements, of so many bytes, lie one after the other in C order.
 
         >>> LocatedPiece.dense(((0, 2), (3, 6)), "file", 8, 4)
         LocatedPiece(box=((0, 2), (3, 6)), holder='file', offset=8, strides=(12, 4))

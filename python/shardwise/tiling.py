@@ -274,7 +274,7 @@ class Tiling(Drawn):
         return self.core_tiling().array_shape(position)
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
-        """The elements of each holder's own array, with its padding: int64 (holders,)."""
+        """Return the elements of each holder's own array, with its padding: int64 (holders,)."""
         return self.core_tiling().array_sizes()
 
     @property
@@ -316,7 +316,7 @@ class Tiling(Drawn):
         return self._chunk(position) if self._key[0] == "grid" else position
 
     def _chunk(self, position: int) -> tuple[int, ...]:
-        """The chunk index of the chunk at a position in C order."""
+        """Return the chunk index of the chunk at a position in C order."""
         index: list[int] = []
         for size, chunk in zip(reversed(self.shape), reversed(self._key[3]), strict=True):
             position, digit = divmod(position, max(-(-size // chunk), 1))

@@ -19,7 +19,7 @@ __all__ = ["assembled", "place_of", "put_together"]
 
 
 def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The part of an array on the device at `position`, in an array of its own: read-only, zeros where it is padded."""
+    """Return a copy of the part of an array on the device at `position`: read-only, zeros where it is padded."""
     refuse_mask("the array, whose shards are copies because a dim is packed,", array)
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
     for piece in partition.pieces(partition.device_mesh.device(position)):
@@ -40,7 +40,7 @@ def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> np
 
 
 def place_of(piece: Piece) -> tuple[slice, ...]:
-    """The piece in its device's own array."""
+    """Return the piece in its device's own array."""
     assert isinstance(piece.start, tuple)
     return tuple(
         slice(start, start + side.stop - side.start) for start, side in zip(piece.start, piece.box, strict=True)

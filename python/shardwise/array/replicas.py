@@ -77,7 +77,7 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
 
 
 def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[int]) -> None:
-    """The same for boxes: replicas are pieces of the identical box, and of the same addend if there are several."""
+    """Refuse replicas of boxes that differ: pieces of one box, and of one addend if there are several."""
     groups: dict[tuple[tuple[tuple[int, int], ...], int], list[tuple[Any, Array]]] = {}
     for holder, shard, addend in zip(tiling.holders, shards, addends, strict=True):
         for piece in tiling.pieces(holder):
@@ -98,7 +98,7 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[int
 def first_difference(
     one: Array, others: Sequence[Array], words: int = _WORDS, small: int = _SMALL
 ) -> tuple[tuple[int, ...], int] | None:
-    """The index of the first element, in C order, whose bytes differ, and which of the others differs.
+    """Return the index of the first element, in C order, whose bytes differ, and which of the others differs.
 
     So many words of 8 bytes are compared at a time; of arrays of at most `small` bytes all.
     """

@@ -162,7 +162,7 @@ class ShardedArray(Drawn, ShardSource):
         return isinstance(self._tiling, Partition) and self._tiling.is_packed
 
     def shard_arrays(self) -> list[npt.NDArray[Any]]:
-        """One array per device, in device-index order; all views are made in one call."""
+        """Return one array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
             if self._is_packed:

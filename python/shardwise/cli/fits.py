@@ -145,7 +145,7 @@ def _print_size(screen: Screen, size: SizeFit) -> None:
 
 
 def _ways_out(cut: Cut, ep: int) -> str:
-    """The remedies: padding, other sizes, an uneven cut in whole units."""
+    """Return the remedies: padding, other sizes, an uneven cut in whole units."""
     ways = []
     if cut.padded is not None:
         ways.append(f"padded to {cut.padded}")

@@ -97,7 +97,7 @@ def add_parameter_names(command: Parser) -> None:
 
 
 def read_names(file: Path | None) -> list[str] | None:
-    """The names in a file of names; `None` without one."""
+    """Return the names in a file of names; `None` without one."""
     return None if file is None else [line for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 

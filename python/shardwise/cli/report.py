@@ -121,11 +121,21 @@ def report_on(
 ) -> Applied:
     """Apply a file of rules, or a preset, to a checkpoint, to a model's configuration alone, or to a list of tensors.
 
-    The rewrites of the file are applied first, unless the tensors are named as they name them already; of `bare` files
-    of ranks, with their layouts and the rules file that these are of, the rewrites of that file are undone before.
+    The rewrites of the file are applied first, unless the tensors have the new names already. The components of
+    quantized weights follow these.
 
-    Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
-    one next to the checkpoint unless another is given. The components of quantized weights follow these.
+    Args:
+        source: the path of the checkpoint, the configuration or the list.
+        rules: the file, or the one that a preset is to take.
+        mesh: the mesh; by default that of the rules.
+        uneven: how dims that do not divide are cut, unless a rule says so.
+        config: the model's configuration; by default the one next to the checkpoint.
+        drop: a regular expression for tensors that are left out.
+        text: the preset as it was typed, if one was.
+        bare: for bare files of ranks their layouts, and the rules file of these, whose rewrites are undone first.
+
+    Raises:
+        ValueError: if there is no mesh.
     """
     given = config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):

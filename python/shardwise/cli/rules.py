@@ -76,7 +76,7 @@ _MOST_SHOWN = 20
 
 
 def _planned(source: Path, axis: str) -> str:
-    """The rules file for a tensor-parallel plan of transformers: of a folder, a config.json, or the plan alone."""
+    """Return the rules file for a tensor-parallel plan of transformers: of a folder, a config.json or a plan."""
     said = read_config(source)
     if "model_type" not in said:
         from ..rules.tp_plan import rules_of_plan
@@ -162,7 +162,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
+    """Return the shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
     from ..quantized.unstated import check_known
     from ..store import open_checkpoint
     from ..store.tensors.quantized import components_in, reader_of

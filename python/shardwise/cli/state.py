@@ -126,7 +126,7 @@ def _by_rules(
 
 
 def _sharded(asked: dict[str, Any], sharding: str) -> dict[str, Any]:
-    """The same with another way to shard, which has settings and units of its own."""
+    """Return the same with another way to shard, which has settings and units of its own."""
     if sharding == asked["sharding"]:
         return asked
     return {**asked, "sharding": sharding, "settings": {}, "units": None}
@@ -135,7 +135,7 @@ def _sharded(asked: dict[str, Any], sharding: str) -> dict[str, Any]:
 def _other_shardings(
     memory: int, state: TrainingState, made: Callable[[str], TrainingState], trains: bool
 ) -> list[Way]:
-    """The nearest way to shard that fits; the sizes are those of the rules."""
+    """Return the nearest other way to shard that fits in `memory`, if there is one; the mesh stays as it is."""
     sizes = ParallelSizes(dp=state.device_mesh.size)
     found = nearest(memory, sizes, state.sharding, lambda _, how: made(how).fullest[1], state.fullest[1], trains=trains)
     return [way for way in found if way.change == "sharding"]
@@ -178,7 +178,7 @@ def _model(options: argparse.Namespace) -> _ModelOutline:
 
 
 def _described_config(path: Path) -> Mapping[str, Any]:
-    """The configuration that a file of JSON is, if it is one and not a list."""
+    """Return the configuration that a file of JSON is, if it is one and not a list."""
     if path.suffix != ".json":
         return {}
     said = json.loads(path.read_bytes())
@@ -186,7 +186,7 @@ def _described_config(path: Path) -> Mapping[str, Any]:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that `training_state` gets, from the options."""
+    """Return the arguments that `training_state` gets, from the options."""
     sharding = options.sharding or ("none" if options.optimizer is None else "ddp")
     lora = None
     if options.lora is not None:

@@ -122,7 +122,7 @@ def _kind_rows(state: TrainingState) -> list[list[StyledText]]:
 
 
 def _tensor_rows(state: TrainingState, everything: bool) -> list[list[StyledText]]:
-    """The tensors of the fullest device, those that differ in numbers only together."""
+    """Return the tensors of the fullest device, those that differ in numbers only together."""
     sums: dict[str, list[int]] = {}
     for kept in state.of(state.fullest[0]):
         own = sums.setdefault(kept.tensor or f"({kept.name} of {kept.kind})", [0, 0])

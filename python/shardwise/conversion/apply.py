@@ -39,7 +39,7 @@ def rewritten(
     read: Reader = lambda name: None,
     dropped: dict[str, Assembled] | None = None,
 ) -> tuple[dict[str, Assembled], dict[str, LogicalTensor]]:
-    """The tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
+    """Return the tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
 
     A rewrite that names a weight is carried out for all its components, and for the states of an optimizer that belong
     to it; these get names like that of the weight. One that names a component is for this tensor alone, and the

@@ -108,7 +108,7 @@ class Assembled:
         return Wanted(name, self.dtype, self.shape, *tables, partition, identity)
 
     def identity(self) -> Hashable:
-        """A value that is equal for tied tensors: made by the same operations of the same stored elements."""
+        """Return a value that is equal for tied tensors: made by the same operations of the same stored elements."""
         return self.tree(lambda leaf: leaf.place), self.dtype.name, self.shape
 
     def apart(self) -> Assembled:

@@ -68,7 +68,7 @@ def _common(tensor: Tensor, side: Side) -> Tensor:
 
 
 def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
-    """The inverse of `_common`."""
+    """Return the stored tensor of one that `_common` returned, its inverse."""
     if side.dims is None:
         return tensor
     counts = dict(zip(side.stack, tensor.shape, strict=False))

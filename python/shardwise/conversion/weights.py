@@ -232,7 +232,7 @@ AnyTensor = Assembled | Weight
 
 
 def arranged(tensor: AnyTensor, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> AnyTensor:
-    """The tensor with its dims split, permuted and merged: see `arrange.arranged`; blocks go with their elements.
+    """Return the tensor with its dims split, permuted and merged as `arrange.arranged` does; blocks go with elements.
 
     Raises:
         LayoutError: if a block would be taken apart, or its elements put in another order.

@@ -151,7 +151,7 @@ def _repeated(rows: Numbers) -> Numbers:
 
 
 def _kept(linked: Links, places: Numbers, moved: Numbers) -> Links:
-    """The links that are followed: one that ends a longer run of equal ones is not part of a shorter one."""
+    """Return the links that are followed: one that ends a longer run of equal ones is not part of a shorter one."""
     kept: Links = linked.copy()
     if len(linked) < 2:
         return kept

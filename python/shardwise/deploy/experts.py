@@ -195,7 +195,7 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
 
 
 def _nearest(old: Sequence[tuple[int, ...]], new: Sequence[tuple[int, ...]], experts: int, nodes: int) -> list[int]:
-    """The set that each rank gets, so that the fewest experts move: within nodes, whose sets may be exchanged too."""
+    """Return the set of each rank for which the fewest experts move: within nodes, whose sets may be exchanged too."""
     ranks, each = len(old), len(old) // nodes
     where: list[list[int]] = [[] for _ in range(experts)]
     for rank, row in enumerate(old):

@@ -157,7 +157,7 @@ class RuleLookup:
         pattern: re.Pattern[str] | None,
         elsewhere: Mapping[str, re.Pattern[str]] | None = None,
     ) -> ReadyRule:
-        """A rule with its mesh, its names looked up; `elsewhere` are expressions whose fields other coordinates use."""
+        """Return a rule with its mesh and names looked up; fields in `elsewhere` are those of other coordinates."""
         name = rule.mesh
         if name is None:
             named = [each for each in self._meshes if each != WORLD]

@@ -281,7 +281,7 @@ def _groups(
 def _empty(
     fused: FusedParameter, device: Any, tensors: Mapping[str, HeldPart], numbers: Mapping[str, Number]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of stacks without entries, each entry as large as it is on a device that has some."""
+    """Yield the names and shapes of stacks without entries, each entry as large as it is on a device that has some."""
     assert fused.stack is not None
     assert fused.slots is not None
     patterns = [parse_template(part) for part in fused.parts]
@@ -305,7 +305,7 @@ def _empty(
 
 
 def _shape_on(held: HeldPart, device: Any, stack: str) -> tuple[int, ...] | None:
-    """The shape of a tensor on a device if all numbers of the stack were there; `None` if not even then."""
+    """Return the shape of a tensor on a device if all numbers of the stack were there; `None` if not even then."""
     mesh = held.mesh
     try:
         place = coordinates_of(mesh, device)

@@ -24,7 +24,7 @@ class PresetModel(NamedTuple):
     form: str | None
 
     def file(self, engine: str, *others: str) -> Any:
-        """The rules file of an engine for the model's family; or of others, if they say that it is for this one too."""
+        """Return the rules file of an engine for the model's family, or for one whose file is for this family too."""
         if self.rules is not None:
             return self.rules
         types = model_types(self.config)

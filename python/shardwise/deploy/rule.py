@@ -178,7 +178,7 @@ def _place(axis: str, where: Any) -> int | str:
 
 
 def _parsed(axis: str, text: str) -> tuple[str | None, Expression]:
-    """An expression, and the named list that it is an entry of as a whole."""
+    """Return an expression, and the named list that it is an entry of as a whole."""
     found = _ENTRY.fullmatch(text)
     try:
         if found is not None:

@@ -113,7 +113,7 @@ def _lists(table: Any, place: str, numbers: NamedNumbers) -> dict[str, Any]:
 
 
 def _made_list(value: Any, place: str, numbers: NamedNumbers) -> Any:
-    """A list as it is written, or by what makes it."""
+    """Return a list as it is written, or by what makes it."""
     if not isinstance(value, dict):
         rows = checked_list(value, place)
         inner = [one for row in rows if isinstance(row, list) for one in row]
@@ -183,7 +183,7 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
 def _named(
     rules: Iterable[Any], parameters: Iterable[FusedParameter], places: Mapping[str, Mapping[str, Any]]
 ) -> set[str]:
-    """The names of numbers, lists and fields that rules, coordinates and the slots of parameters use."""
+    """Return the names of numbers, lists and fields that rules, coordinates and the slots of parameters use."""
     found = {name for rule in rules if isinstance(rule, DeploymentRule) for name in names_in_rule(rule)}
     found |= {name for where in places.values() for name in names_in_rule(DeploymentRule((), WORLD, where))}
     slots = (one.slots for one in parameters if one.slots is not None)

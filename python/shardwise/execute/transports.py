@@ -190,7 +190,7 @@ class AddressRows:
         return StagedRows(self, starts[firsts], sizes, block[order][firsts], scratch)
 
     def _kinds(self, side: str) -> tuple[Numbers, Numbers]:
-        """The kind of memory and the device of each row of a side."""
+        """Return the kind of memory and the device of each row of a side."""
         manifest = self.own if side == "local" else self.other
         used = np.unique(self.rows[f"{side}_block"]).tolist()
         found = np.zeros((len(manifest.blocks), 2), np.int64)
@@ -347,7 +347,7 @@ _MEMORY = ("DRAM", "VRAM")
 
 
 def _nixl_device(device: str) -> tuple[int, int]:
-    """The kind of memory, a position in `_MEMORY`, and the number of a device."""
+    """Return the kind of memory, a position in `_MEMORY`, and the number of a device."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise LayoutError(f"an array is on device {shown(device)}, but NIXL takes arrays on cpu or cuda:N only")

@@ -135,7 +135,7 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
 
 
 def _layers(names: Sequence[str]) -> set[int]:
-    """The numbers of the layers in names that differ in numbers only; empty if they have none."""
+    """Return the numbers of the layers in names that differ in numbers only; empty if they have none."""
     found = _NUMBER.search(names[0])
     if found is None:
         return set()
@@ -144,7 +144,7 @@ def _layers(names: Sequence[str]) -> set[int]:
 
 
 def _key(name: str) -> tuple[str, bool, bool]:
-    """The rule for names like this one, and whether it has the number of a layer, and of an expert."""
+    """Return the rule for names like this one, and whether it has the number of a layer, and of an expert."""
     parts, at, numbers = [], 0, 0
     is_expert = False
     for found in _NUMBER.finditer(name):
@@ -184,7 +184,7 @@ def _at(one: Judged, stages: Stages, experts: int, ep: int, *, tied: bool) -> di
 
 
 def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
-    """The axes of a tensor, dim by dim."""
+    """Return the axes of a tensor, dim by dim."""
     tensor, role, tp = one.kind.tensor, one.role, sizes.tp
     axes: list[Any] = [None] * len(tensor.shape)
     if role.dim is None or role.unknown or role.elsewhere:

@@ -96,7 +96,7 @@ def fits_by_rules(
 
 
 def _uncut(rules: Path, ways: int, why: str) -> Cut:
-    """A cut that stands for all that rules would cut, where they cannot be for so many ranks."""
+    """Return a cut that stands for all that rules would cut, where they cannot be for so many ranks."""
     said = f"rules of {rules.name}"
     return Cut(said, 0, "plain", -1, 0, "elements", 1, ways, 1, (), "refused", why, None, True, (), (), (), said)
 
@@ -104,7 +104,7 @@ def _uncut(rules: Path, ways: int, why: str) -> Cut:
 def _kinds(
     outline: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any], rewrites: Rewrites, read: Reader
 ) -> tuple[str | None, list[tuple[LogicalTensor, int]]]:
-    """The tensors after the rewrites, of those that differ in numbers in their names one, and how many these are."""
+    """Return the kinds of tensors after the rewrites: one tensor of those alike but for numbers, and their count."""
     stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in outline.items()}
     components = components_in(stored, config, read)
     check_known(components)
@@ -122,7 +122,7 @@ def _kinds(
 
 
 def _cuts(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, tp: int) -> list[Cut]:
-    """The cuts of a tensor, each tried alone; an error of all of them together is put to the first."""
+    """Return the cuts of a tensor, each tried alone; an error of all of them together is put to the first."""
     dims = [dim for dim, spec in enumerate(layout.axes) if spec]
     found = []
     for dim in dims:

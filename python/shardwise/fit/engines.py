@@ -73,11 +73,11 @@ def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int, merge
 
 
 def _block(tensor: LogicalTensor, dim: int) -> int:
-    """The largest block along a dim of a weight; `dim` is negative, counted from the end."""
+    """Return the largest block along a dim of a weight; `dim` is negative, counted from the end."""
     return max(size for _, size in tensor.blocks[len(tensor.shape) + dim])
 
 
 def _group(tensor: LogicalTensor) -> int:
-    """The size of the groups of columns that have a scale; 0 if there are none."""
+    """Return the size of the groups of columns that have a scale; 0 if there are none."""
     groups = [size for name, size in tensor.blocks.get(len(tensor.shape) - 1, ()) if name.endswith("weight_scale")]
     return groups[0] if groups else 0

@@ -104,7 +104,7 @@ def is_of_elements(unknown: Unknown) -> bool:
 
 
 def _first(said: Mapping[str, Any], size: str) -> int:
-    """The number that a configuration states for a size; 0 if it states none that could be one."""
+    """Return the number that a configuration states for a size; 0 if it states none that could be one."""
     return next((said[key] for key in keys_of(size) if type(said.get(key)) is int and said[key] > 0), 0)
 
 
@@ -211,7 +211,7 @@ def _oriented(found: Judged, model: _KnownModel) -> Judged:
 
 
 def _with_heads(found: Judged, model: _KnownModel) -> Judged:
-    """The heads that the dim is made of; how many, must be known."""
+    """Return the heads that the dim is made of, whose number must be known."""
     tensor, role, heads = found.kind.tensor, found.role, model.heads
     assert role.dim is not None
     n = tensor.shape[role.dim]
@@ -249,7 +249,7 @@ def _in_parts(found: Judged, n: int, model: _KnownModel) -> Judged:
 
 
 def _derived(role: Role, n: int, model: _KnownModel) -> int:
-    """The number of key-value heads that the shape says, where the configuration does not."""
+    """Return the number of key-value heads that the shape says, where the configuration does not."""
     heads = model.heads
     d = heads.size or (model.hidden // heads.q if model.hidden % heads.q == 0 else 0)
     if role.heads == "q":
@@ -273,7 +273,7 @@ def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
 
 
 def _merged(name: str, model: _KnownModel) -> str:
-    """The place of a matrix among those that engines put one after the other, if the model has all of them."""
+    """Return the place of a matrix among those that engines put one after the other, if the model has all of them."""
     last, base = _last(name), starred(name).removesuffix(".weight").rpartition(".")[0]
     for merged in merged_names():
         if last in merged.parts and all(f"{base}.{one}.weight" in model.shapes for one in merged.parts):

@@ -102,7 +102,7 @@ def nearest(
 
 
 def _larger(size: int, most: int) -> Iterator[int]:
-    """The multiples of a size, by powers of two and all that divides, that divide `most`."""
+    """Return the multiples of a size, by powers of two and all that divides, that divide `most`."""
     return (one for one in range(size + 1, min(most, max(_MOST, size)) + 1) if most % one == 0 and one % size == 0)
 
 

@@ -196,7 +196,7 @@ def _dim(one: Judged) -> int:
 
 
 def _group(one: Judged) -> int:
-    """The heads of queries that go with a key-value head; 0 if that is not known."""
+    """Return the heads of queries that go with a key-value head; 0 if that is not known."""
     q, kv = one.heads.q, one.heads.kv
     return q // kv if q and kv and q % kv == 0 else 0
 
@@ -259,7 +259,7 @@ def _segments(one: Judged, cut: UnitShares) -> tuple[tuple[tuple[int, int], ...]
 
 
 def _placed(boxes: Mapping[Any, list[tuple[tuple[int, int], ...]]], dim: int) -> dict[Any, Any]:
-    """The boxes of each device, one after the other along the dim in its own array."""
+    """Return the boxes of each device, one after the other along the dim in its own array."""
     placed = {}
     for label, own in boxes.items():
         at, pieces = 0, []

@@ -119,7 +119,7 @@ _WORDS = {2: "two", 3: "three"}
 
 
 def _role_of(weight: WeightRole) -> Role:
-    """The role of a weight of this name, of two dims or as many as it always has."""
+    """Return the role of a weight of this name, of two dims or as many as it always has."""
     dim, heads = _DIMS[weight.cut], cast(_HeadKind, weight.heads)
     return Role(
         _SWAPPED[dim] if weight.in_out else dim,
@@ -154,7 +154,7 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
 
 
 def _number(config: Mapping[str, Any], size: str) -> int:
-    """The number that a configuration states for a size; 0 if it states none."""
+    """Return the number that a configuration states for a size; 0 if it states none."""
     found = stated(config, size)
     if found is None:
         return 0

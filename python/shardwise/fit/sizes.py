@@ -239,7 +239,7 @@ class _Finding(NamedTuple):
 
 
 def _in_groups(tensor: LogicalTensor, dim: int, heads: Heads, tp: int) -> Verdict:
-    """The verdict on a fused weight that has the queries, keys and values of each key-value head together."""
+    """Return the verdict on a fused weight that has the queries, keys and values of each key-value head together."""
     n, unit, kv = tensor.shape[dim], tensor.unit(dim), heads.kv
     if tp <= kv:
         return _finding(tensor, dim, Portion(n, tp, "groups of queries, keys and values", kv), tp).verdict
@@ -250,7 +250,7 @@ def _in_groups(tensor: LogicalTensor, dim: int, heads: Heads, tp: int) -> Verdic
 
 
 def portions(role: Role, heads: Heads, n: int, tp: int) -> Iterable[Portion]:
-    """The parts of a dim of `n` elements."""
+    """Yield the parts of a dim of `n` elements."""
     shared = min(tp, heads.kv), "key-value heads", heads.kv
     if role.heads == "qkv":
         size = heads.size or n // (heads.q + 2 * heads.kv)
@@ -304,12 +304,12 @@ def _in_equal_shares(size: int, per_rank: int, block: int) -> bool:
 
 
 def _tail(tensor: LogicalTensor, component: str) -> str:
-    """The name of a component beside its weight: `weight_scale_inv`, or `scales` of `down_proj_scales`."""
+    """Return the name of a component next to its weight: `weight_scale_inv`, or `scales` of `down_proj_scales`."""
     return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
 
 
 def _cut(kind: AlikeTensors, dim: int, part: Portion, unit: int, found: _Finding) -> Cut:
-    """The cut of a part of a dim, in which `unit` elements stay together by the format."""
+    """Return the cut of a part of a dim, in which `unit` elements stay together by the format."""
     tensor, (size, ways, heads, _) = kind.tensor, part
     step = -(-size // (unit * ways)) * unit
     is_uneven = unit > 1 and found.verdict != "fits" and ways <= 64

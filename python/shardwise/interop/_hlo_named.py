@@ -221,7 +221,7 @@ def _mesh(reader: _NamedReader) -> tuple[list[str], list[int]]:
 
 
 def _device_ids(reader: _NamedReader, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The devices of the mesh's positions, as sizes and an order of them; None if they are counted from 0."""
+    """Return the devices of the mesh's positions, as sizes and an order of them; None if they are counted from 0."""
     reader.expect(",")
     if not reader.skip("device_ids"):
         return None
@@ -318,7 +318,7 @@ def _tiled(
 def _order(
     factors: list[int], perm: list[int], ids: tuple[tuple[int, ...], tuple[int, ...]] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the devices in the order of the tiles: sizes with their order, or no sizes and the devices."""
+    """Return the device order of the tiles: sizes and a permutation of these, or no sizes and the device numbers."""
     if ids is None:
         return tuple(factors), tuple(perm)
     reshape, order = ids

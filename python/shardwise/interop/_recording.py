@@ -135,7 +135,7 @@ def recorded_models(
 
 
 def _scaled(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], number: int) -> dict[str, Any]:
-    """The configuration with the sizes of one of the small models, also within its parts."""
+    """Return the configuration with the sizes of one of the small models, also within its parts."""
     found = dict(config)
     for size, values in sizes.items():
         for key in keys_of(size):

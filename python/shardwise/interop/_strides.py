@@ -166,7 +166,7 @@ def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> St
 
 
 def _place(digits: list[_Digit], factor: int) -> int | None:
-    """The place after digits whose product is `factor`, one of them cut in two if need be; `None` if there is none."""
+    """Return the place after digits whose product is `factor`, one of them cut in two if need be; else `None`."""
     product = 1
     for i, digit in enumerate(digits):
         if factor % product:

@@ -205,7 +205,7 @@ class CheckpointReader:
         read_into(source, box, target)
 
     def _bytes(self, name: str) -> io.BytesIO:
-        """The file of `torch.save` of a value that is no tensor."""
+        """Return the file of `torch.save` of a value that is no tensor."""
         import torch
 
         source = self._entries[name]
@@ -222,7 +222,7 @@ class CheckpointReader:
         return file
 
     def _named(self, checkpoint: StoredCheckpoint) -> dict[str, _Readable]:
-        """All tensors and values by the names that a state dict has for them."""
+        """Return all tensors and values by the names that a state dict has for them."""
         found: dict[str, _Readable] = {}
 
         def add(name: str, source: _Readable, of: str) -> None:
@@ -291,13 +291,13 @@ def read_into(tensor: StoredTensor, box: tuple[slice, ...], target: Any) -> None
 
 
 def _mesh(tensor: Any) -> DeviceMesh:
-    """The mesh of a DTensor, whose dims need no names here."""
+    """Return the mesh of a DTensor, whose dims need no names here."""
     shape = tuple(tensor.device_mesh.shape)
     return DeviceMesh(shape, tuple(f"dim{at}" for at in range(len(shape))))
 
 
 def _not_plain(value: Any) -> str | None:
-    """The first part of a value that is no number, text, bytes, list, tuple or dict; `None` if there is none."""
+    """Return the first part of a value that is no number, text, bytes, list, tuple or dict; `None` if there is none."""
     if isinstance(value, Mapping):
         return next((found for pair in value.items() for part in pair if (found := _not_plain(part))), None)
     if isinstance(value, (list, tuple)):

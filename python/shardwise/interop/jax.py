@@ -292,7 +292,7 @@ def from_array(array: jax.Array) -> ShardedArray:
 
 
 def _label(device: Any) -> Any:
-    """The label of a device; of what is no device of JAX, which a `Mesh` may hold too, it is that itself."""
+    """Return the label of a device; of what is no device of JAX, which a `Mesh` may hold too, it is that itself."""
     if hasattr(device, "platform"):
         return f"{device.platform}:{device.id}"
     return device.item() if isinstance(device, np.generic) else device

@@ -165,7 +165,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
 
 
 def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[int]:
-    """The device numbers, or nothing if they are 0, 1, … in order."""
+    """Return the device numbers, or nothing if they are 0, 1, … in order."""
     if devices is None and mesh.has_default_devices:
         return []
     labels = [f"cpu:{number}" for number in range(mesh.size)] if devices is None else list(devices)
@@ -280,7 +280,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
 
 
 def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
-    """The axis, or the sub-axis, as a layout names it."""
+    """Return the axis, or the sub-axis, as a layout names it."""
     if axis.name not in mesh.axis_names:
         raise LayoutError(f"axis {shown(axis.name)} is not in the mesh; its axes are {shown(mesh.axis_names)}")
     if axis.part is None or axis.part == (1, mesh.axis_size(axis.name)):

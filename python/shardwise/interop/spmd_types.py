@@ -154,7 +154,7 @@ def to_spmd_type(layout: TensorLayout) -> Any:
 
 
 def _taken(given: Any) -> tuple[Mapping[Any, Any] | None, Any]:
-    """The types per axis and the spec of what was given."""
+    """Return the types per axis and the spec of what was given."""
     if hasattr(given, "local_type"):
         return given.local_type, given.partition_spec
     if isinstance(given, Mapping):
@@ -165,7 +165,7 @@ def _taken(given: Any) -> tuple[Mapping[Any, Any] | None, Any]:
 
 
 def _axis(axis: Any, mesh: DeviceMesh) -> str:
-    """The axis of the mesh that is meant: by its name, or by the one name that an axis of the package has."""
+    """Return the axis of the mesh that is meant: by its name, or by the one name that an axis of the package has."""
     names = [axis] if isinstance(axis, str) else sorted(getattr(axis, "names", lambda: ())())
     found = [name for name in names if name in mesh.axis_names]
     if len(found) != 1:
@@ -174,7 +174,7 @@ def _axis(axis: Any, mesh: DeviceMesh) -> str:
 
 
 def _kind(axis: Any, kind: Any) -> str | int:
-    """A type: one of four letters, or the dim of `S`."""
+    """Return a type: one of four letters, or the dim of `S`."""
     if isinstance(getattr(kind, "dim", None), int):
         return int(kind.dim)
     text = getattr(kind, "value", kind)

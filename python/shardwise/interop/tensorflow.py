@@ -45,7 +45,7 @@ def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
 
 
 def _mesh(mesh: DeviceMesh) -> Mesh:
-    """The mesh in TensorFlow's dialect, its devices with their full names."""
+    """Return the mesh in TensorFlow's dialect, its devices with their full names."""
     short = Mesh.from_device_mesh(mesh).local_devices()
     whole = [_THIS_TASK.make_merged_spec(DeviceSpec.from_string(name)).to_string() for name in short]
     return Mesh.from_device_mesh(DeviceMesh(mesh.shape, mesh.axis_names, whole))

@@ -241,7 +241,7 @@ def record_models(
 def _recorded(
     model: Any, tensors: Mapping[str, Any], rank: int, sizes: tuple[int, int, int], computed: Literal["refuse", "leave"]
 ) -> Recording:
-    """The recording of a rank; a process group says that it is this one."""
+    """Return the recording of a rank; a process group says that it is this one."""
     import torch.distributed as dist
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -300,7 +300,7 @@ def _starred(name: str) -> str:
 
 
 def _tied(model: Any) -> list[frozenset[str]]:
-    """The parameters that become one when weights are tied."""
+    """Return the parameters that become one when weights are tied."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return []
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -324,7 +324,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _model(config: Mapping[str, Any]) -> Any:
-    """The model without its weights: all of its tensors are on PyTorch's device "meta"."""
+    """Return the model without its weights: all of its tensors are on PyTorch's device "meta"."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise LayoutError(

@@ -124,7 +124,7 @@ def _megatron(layout: TensorLayout) -> str:
 
 
 def _number(layout: TensorLayout, names: tuple[str, ...]) -> str:
-    """The number that the coordinates over some axes spell, the first axis major, as a formula."""
+    """Return the number that the coordinates over some axes spell, the first axis major, as a formula."""
     mesh = checked_layout(layout)[1]
     terms: list[str] = []
     weight = 1
@@ -137,7 +137,7 @@ def _number(layout: TensorLayout, names: tuple[str, ...]) -> str:
 
 
 def _digit(mesh: DeviceMesh, name: str) -> str:
-    """The coordinate along an axis, or along a sub-axis, as a formula of the axis's coordinate."""
+    """Return the coordinate along an axis, or along a sub-axis, as a formula of the axis's coordinate."""
     sub = parse_sub_axis(name, mesh.axis_names)
     if sub is None:
         return name

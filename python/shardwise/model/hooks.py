@@ -45,7 +45,7 @@ def register_variable(kind: type, hook: ForeignVariable) -> None:
 
 
 def foreign_variables() -> dict[type, ForeignVariable]:
-    """The types of variables that frameworks have registered."""
+    """Return the types of variables that frameworks have registered."""
     return dict(_VARIABLES)
 
 

@@ -60,7 +60,7 @@ class PlacedVariable:
 
     @classmethod
     def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh, dialect: Dialect) -> PlacedVariable:
-        """The placement of a variable that nothing cuts."""
+        """Return the placement of a variable that nothing cuts."""
         layout = TensorLayout((None,) * len(shape), mesh)
         return cls(path, None, layout, layout.partition(shape), dialect)
 

@@ -143,7 +143,7 @@ class _NotationReader:
         return part(factors, **{"cut": None, **cut}, ratio=ratio, name=opened[1], blocks=blocks)
 
     def _blocks(self) -> tuple[list[tuple[str, int]], bool]:
-        """The tensors in a factor, after its bracket, and whether their sizes are known, or how often the unknown."""
+        """Return the tensors in a factor, after its bracket, with sizes that are known, or multiples of the unknown."""
         blocks: list[tuple[str, int]] = []
         known: set[bool] = set()
         while not blocks or not self._take("]"):
@@ -168,7 +168,7 @@ class _NotationReader:
         return blocks, True in known
 
     def _size(self) -> tuple[int | None, int]:
-        """The size of a factor and 1; or `None`, and how many times the unknown it is."""
+        """Return the size of a factor and 1; or `None`, and the multiple of the unknown that it is."""
         expression = self._expression("a factor")
         if self._text.startswith("=", self._at) and expression.text == "".join(expression.names):
             self._at += 1
@@ -182,7 +182,7 @@ class _NotationReader:
         return self._measured(expression)
 
     def _measured(self, expression: Expression) -> tuple[int | None, int]:
-        """The value of an expression and 1; or `None`, and how many times the unknown it is."""
+        """Return the value of an expression and 1; or `None`, and the multiple of the unknown that it is."""
         unknown = _UNKNOWN.fullmatch(expression.text)
         if unknown is None or unknown[2] in self._sizes:
             return self._value(expression), 1

@@ -89,7 +89,7 @@ def _made(one: _Adapted, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> 
 def _described(
     one: _Adapted, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], dict[str, tuple[Along, ...]], str]:
-    """The shape of the weight, what the dims of each factor stand for, and why it cannot be cut; empty if it can."""
+    """Return the weight's shape, the meaning of each factor's dims, and why it cannot be cut, if so."""
     if "weight" in shapes:
         whole = shapes["weight"]
         return whole, {"weight": tuple(map(Along, range(len(whole))))}, ""

@@ -163,7 +163,7 @@ def _is_cut(one: Part, mesh: DeviceMesh) -> bool:
 
 
 def _parts(spec: Spec, n: int, uneven: UnevenRule) -> list[Part]:
-    """The parts of a dim with all factors known, each with its rule; a plain dim has one."""
+    """Return the parts of a dim with all factors known, each with its rule; a plain dim has one."""
     if not isinstance(spec, PackedDim):
         return [part(n, axes=spec or (), uneven=uneven)]
     known = []
@@ -193,14 +193,14 @@ class _Shared(NamedTuple):
 
 
 def _windows(spec: Spec, n: int, mesh: DeviceMesh) -> Windows:
-    """The ranges of a dim of `n` elements that a spec gives each device."""
+    """Return the ranges of a dim of `n` elements that a spec gives each device."""
     partition = TensorLayout((spec,), mesh).partition((n,))
     begins, rows = partition.all_pieces()
     return Windows(begins, rows[:, 0], np.array(partition.holder_shapes(), np.int64)[:, 0])
 
 
 def _together(found: list[Part | _Shared], sizes: list[int], mesh: DeviceMesh) -> _Shared:
-    """The ranges of all parts of a dim; the parts have these sizes and follow one another."""
+    """Return the ranges of all parts of a dim; the parts have these sizes and follow one another."""
     devices: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(mesh.size)]
     base, places, within = 0, np.zeros(mesh.size, np.int64), False
     for one, size in zip(found, sizes, strict=True):
@@ -247,7 +247,7 @@ def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
 
 
 def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
-    """The part of a component that has the blocks of a part which is cut, or what devices have of it."""
+    """Return the part of a component that has the blocks of a part which is cut, or what devices have of it."""
     block, words = along.block, along.words
     assert one.cut is not None
     factors = [factor or 0 for factor in one.factors]
@@ -297,7 +297,7 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
 
 
 def _why_not_shared(along: Along, one: Part) -> str | None:
-    """The reason why devices cannot share the blocks of a part: empty for packed values, `None` if they can."""
+    """Return the reason why devices cannot share the blocks of a part: empty for packed values, `None` if they can."""
     if along.packing > 1:
         return ""
     # The room of padding may reach into blocks that a share does not.
@@ -305,7 +305,7 @@ def _why_not_shared(along: Along, one: Part) -> str | None:
 
 
 def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | _Shared:
-    """The blocks that each device's share touches, of `count` in each of `outer` segments: a part if one has them."""
+    """Return the blocks, of `count` in each of `outer` segments, that each device's share touches; as a part, if so."""
     start, stop = cuts.T
     low, high = np.where(start == stop, count, [start // along.block, -(-stop // along.block)])
     if outer == 1:
@@ -323,7 +323,7 @@ def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[n
 
 
 def _partition(one: Part, n: int, mesh: DeviceMesh) -> Partition:
-    """The partition of the one factor of the part that is cut, given `n` elements."""
+    """Return the partition of the one factor of the part that is cut, given `n` elements."""
     alone = replace(one, factors=(n,), cut=0, ratio=1, name=None, blocks=())
     return TensorLayout((concat(alone),), mesh).partition((n,))
 
@@ -350,7 +350,7 @@ class _Factor(NamedTuple):
 
 
 def _within(along: Along, dim: _Dim, factor: _Factor, at: int, why_not: str | None) -> str:
-    """The message of a cut within a block, and why it cannot be shared."""
+    """Return the message of a cut within a block, and why it cannot be shared."""
     block, (n, inner, row, shards) = along.block, factor
     unit = block // math.gcd(block, inner)
     what = f"{block} values packed together" if along.packing > 1 else f"a block of {block}"

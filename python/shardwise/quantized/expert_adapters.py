@@ -136,7 +136,7 @@ def by_expert(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
 
 
 def _dims(down: tuple[int, ...], up: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, int, int, bool]:
-    """The number of experts, the rows and columns of an expert's weight, and whether experts and rank are one dim."""
+    """Return the number of experts, the shape of an expert's weight, and whether experts and rank are one dim."""
     if len(down) == len(up) == 3:
         if down[0] != up[0] or down[1] != up[2]:
             raise LayoutError(f"its factors {down} and {up} have different ranks or numbers of experts")
@@ -176,7 +176,7 @@ def _tells_in_from_out(adapted: Iterable[StoredFactors], config: Mapping[str, An
 
 
 def _named(rows: int, columns: int, config: Mapping[str, Any]) -> str:
-    """The weight of an expert that has these rows and columns."""
+    """Return the weight of an expert that has these rows and columns."""
     _, hidden, inner = _sizes(config)
     if (rows, columns) == (2 * inner, hidden):
         return "gate_up_proj"
@@ -189,7 +189,7 @@ def _named(rows: int, columns: int, config: Mapping[str, Any]) -> str:
 
 
 def _target(base: str, last: str, rewrites: Rewrites | None) -> tuple[str, tuple[Within, ...]]:
-    """The name that rules have for the weight of all experts, and the rewrites that make it of what has its name.
+    """Return the name that rules have for the weight of all experts, and the rewrites from its own name to that.
 
     Raises:
         LayoutError: if the rules have another order of what the weight is made of.

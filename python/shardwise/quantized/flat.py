@@ -66,7 +66,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
 
 
 def _state(group: WeightGroup, said: bytes) -> tuple[tuple[int, ...], int, int]:
-    """The shape of the weight, and how many values a scale is for, and how many scales a scale of scales."""
+    """Return the weight's shape, the number of values of a scale, and the number of scales of a scale of scales."""
     try:
         state = json.loads(said)
         shape = tuple(state["shape"])

@@ -116,7 +116,7 @@ class _Ruled(NamedTuple):
 
 
 def _with_rules(found: Components, layouts: Any, uneven: UnevenRule) -> Iterator[_Ruled]:
-    """The weights for which there is a layout, and states with that of their weight."""
+    """Yield the weights for which there is a layout, and states with that of their weight."""
     check_known(found, layouts)
     placing = placing_of(layouts)
     named = placing.names or ()
@@ -137,7 +137,7 @@ def _with_rules(found: Components, layouts: Any, uneven: UnevenRule) -> Iterator
 
 
 def _without_own(found: Components, placing: Placing) -> Iterator[LogicalTensor]:
-    """The states for which there is no other rule than their weight's."""
+    """Yield the states for which there is no other rule than their weight's."""
     if placing.names is not None:
         yield from found.states
         return
@@ -180,7 +180,7 @@ def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
 
 
 def _sharded(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
-    """The layout of a factor of which the dim that the weight does not have is cut by the axes that cut the other."""
+    """Return the layout of a factor: its rank dim, which the weight lacks, is cut by the axes of the other dim."""
     if layout.rank != 2:
         raise LayoutError(f"{shown(logical.name)} has 2 dims, but its layout {layout.rank}")
     rows, columns = layout.axes
@@ -193,7 +193,7 @@ def _sharded(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
 
 
 def _axes_of(spec: Spec) -> tuple[str, ...]:
-    """The whole axes by which a dim is cut."""
+    """Return the whole axes by which a dim is cut."""
     names = spec.axis_names if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec or ()
     return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 

@@ -272,7 +272,7 @@ def _method(
 
 
 def _method_of(tensors: Mapping[str, object]) -> str | None:
-    """The method by the names of the tensors, where the configuration does not say it."""
+    """Return the method by the names of the tensors, where the configuration does not say it."""
     tails = {name.rpartition(".")[2] for name in tensors}
     for tail, method in (
         ("weight_packed", "compressed-tensors"),
@@ -290,7 +290,7 @@ def _method_of(tensors: Mapping[str, object]) -> str | None:
 
 
 def _stacked_key(name: str, tensors: Mapping[str, object]) -> str:
-    """The weight that a tensor belongs to where engines put a mark between, `w13_weight_scale`; empty if none."""
+    """Return the weight of a tensor that engines name after it, as `w13_weight_scale`; empty if it is no such name."""
     at = name.rfind(".") + 1
     end = next((end for end in _TAILS_BY_LENGTH if name.endswith(end, at) and name[-len(end) - 1] == "_"), "")
     base = name[: len(name) - len(end)]

@@ -97,7 +97,7 @@ def _packed(group: WeightGroup) -> LogicalTensor:
 
 
 def _stated_shape(group: WeightGroup, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that `weight_shape` states, in which the last word of a row may be partly filled."""
+    """Return the shape that `weight_shape` states, in which the last word of a row may be partly filled."""
     width = 8 if group.dtype("weight_shape") == "I64" else 4
     lead = shape[:-2] if len(said) == width * 2 * math.prod(shape[:-2]) else ()
     if len(said) != width * (2 * math.prod(lead) if lead else len(shape)):

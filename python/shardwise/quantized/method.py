@@ -128,7 +128,7 @@ def stated_method(given: Mapping[str, Any]) -> str | None:
 
 
 def _values(given: Mapping[str, Any], key: str, method: str) -> Iterator[Any]:
-    """The values of a key, also those of the groups of compressed-tensors and of the modules of MLX."""
+    """Yield the values of a key, also those of the groups of compressed-tensors and of the modules of MLX."""
     groups = given.get("config_groups")
     inner = groups.values() if isinstance(groups, Mapping) else given.values() if method == "mlx" else ()
     for one in (given, *inner):

@@ -107,7 +107,7 @@ _SKIPPED = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_ski
 
 
 def _part(text: str) -> str:
-    """The expression of a name that is left out: a whole name, its end or a part of it, with `*` for anything."""
+    """Return the expression of a name left out: a whole name, its end or a part of it, with `*` for anything."""
     inner = ".*".join(re.escape(part) for part in text.removesuffix(".weight").split("*"))
     return rf"(?:.*\.)?{inner}(?:\..*)?$"
 
@@ -192,7 +192,7 @@ def _scheme_parts(name: str, shape: tuple[int, ...], form: str, scheme: Given, d
 
 
 def _words(given: Given) -> tuple[int, Callable[[int], int]]:
-    """The bits of a value, and the number of groups of so many columns."""
+    """Return the bits of a value, and the number of groups of so many columns."""
     bits = given.integer("bits", "w_bit") or 4
     size = given.integer("group_size", "q_group_size", least=-1)
     if size is None or size == 0 or bits > 8:

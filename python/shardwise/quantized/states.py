@@ -63,7 +63,7 @@ class State(NamedTuple):
         )
 
     def logical(self) -> LogicalTensor:
-        """The weight, with the state as its only component."""
+        """Return the weight, with the state as its only component."""
         along = (Along(None),) * len(self.own) if self.along is None else self.along
         uncut = tuple((dim, self.unknown) for dim in range(len(self.shape))) if self.unknown else ()
         return LogicalTensor(
@@ -140,7 +140,7 @@ def states_in(tensors: Mapping[str, tuple[tuple[int, ...], str]], training: Trai
 
 
 def _shape_of(states: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a weight that is elsewhere, by those of its states."""
+    """Return the shape of a weight that is elsewhere, by those of its states."""
     plain = [shape for kind, shape in states.items() if kind not in _PARTNERS]
     largest = max(plain, key=len, default=())
     if largest not in ((), (1,)):

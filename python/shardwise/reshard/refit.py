@@ -54,12 +54,12 @@ class RefitPlan(Drawn):
 
     @property
     def src(self) -> Partition | dict[str, Partition]:
-        """The tilings before."""
+        """The partitions before the change: one, or one for each tensor by name."""
         return self._src if isinstance(self._src, Partition) else dict(self._src)
 
     @property
     def dst(self) -> Partition | dict[str, Partition]:
-        """The tilings after."""
+        """The partitions after the change: one, or one for each tensor by name."""
         return self._dst if isinstance(self._dst, Partition) else dict(self._dst)
 
     @property

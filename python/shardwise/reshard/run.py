@@ -242,7 +242,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def addends_of(partition: Partition) -> npt.NDArray[np.int64]:
-    """The partial sum of its shard that each device holds: its unreduced coordinate, as one number."""
+    """Return the partial sum of its shard that each device holds: its unreduced coordinate, as one number."""
     layout = partition.layout.refined()
     mesh = layout.require_mesh("a plan")
     addends = np.zeros(mesh.size, np.int64)

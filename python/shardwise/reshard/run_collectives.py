@@ -35,7 +35,7 @@ def run_steps(src: Partition, shards: Sequence[Array], steps: Sequence[Collectiv
 
 
 def _digits(mesh: DeviceMesh, names: Iterable[str]) -> npt.NDArray[np.int64]:
-    """The contribution of each axis or sub-axis to a device's coordinate along its mesh axis: (devices, names)."""
+    """Return the contribution of each (sub-)axis to a device's coordinate along its mesh axis: (devices, names)."""
     columns = [digit * rest for _, digit, rest in _parts(mesh, names)]
     rows: npt.NDArray[np.int64] = np.array(columns, np.int64).reshape(-1, mesh.size).T.copy()
     return rows

@@ -227,7 +227,7 @@ def _volumes(transfers: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 
 
 def _sum(numbers: npt.NDArray[np.int64]) -> int:
-    """The exact sum, which may need more than 64 bits."""
+    """Return the exact sum, which may need more than 64 bits."""
     return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 

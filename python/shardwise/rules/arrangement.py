@@ -55,7 +55,7 @@ class Arrangement:
         return f"{left} -> {' '.join(_written(group, {}) for group in self.common)}"
 
     def solved(self, groups: _DimNames, shape: Sequence[int]) -> dict[str, int]:
-        """The sizes of the names of dims, `stored` or `common`, that have this shape.
+        """Return the sizes of the names of dims, `stored` or `common`, that have this shape.
 
         Raises:
             LayoutError: if the shape does not fit, or leaves a size open.

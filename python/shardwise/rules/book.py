@@ -40,11 +40,11 @@ class RuleBook:
     _models: tuple[str, ...] = ()
 
     def _applied(self, path: str) -> LayoutRule | None:
-        """The rule that applies to a name, or the default; an error if several match."""
+        """Return the rule that applies to a name, or the default; an error if several match."""
         raise NotImplementedError
 
     def _reported(self) -> ReportedRules:
-        """The rules as a report needs them."""
+        """Return the rules as a report needs them."""
         raise NotImplementedError
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:

@@ -106,7 +106,7 @@ def meshes_picture(report: Any) -> Picture:
 
 
 def _layers(report: Any) -> dict[Any, list[str]]:
-    """The numbers of layers on each device, if not all devices have the same."""
+    """Return the numbers of layers on each device, if not all devices have the same."""
     found: dict[Any, dict[str, set[int]]] = {}
     for tensor in report.tensors:
         numbered = _NUMBERED.search(tensor.name)

@@ -229,7 +229,7 @@ class _RuleItems(ItemsView[str, TensorLayout]):
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
-    """The pairs of an iterable, one by one: it may never end."""
+    """Yield the pairs of an iterable, one by one: it may never end."""
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise TypeError(f"update takes a mapping, or pairs of a key and a layout; got {shown(given)}")
     for position, pair in enumerate(given):

@@ -286,7 +286,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
     @classmethod
     def from_tp_plan(cls, plan: Any, mesh: DeviceMesh, axis: str, config: Any = None) -> LayoutMap:
-        """The layout map of a Hugging Face transformers tensor-parallel plan: `config.base_model_tp_plan`.
+        """Return the layout map of a Hugging Face transformers tensor-parallel plan: `config.base_model_tp_plan`.
 
         Args:
             plan: Styles by module name, in which `*` is a layer number; the names may follow a prefix like `model.`. Or
@@ -328,7 +328,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
     def from_partition_rules(
         cls, rules: Any, mesh: DeviceMesh | None = None, *, backtracking: bool = False
     ) -> LayoutMap:
-        """The layout map of an ordered list of rules, as EasyLM, EasyDeL and other projects on JAX have one.
+        """Return the layout map of an ordered list of rules, as EasyLM, EasyDeL and other projects on JAX have one.
 
         Args:
             rules: Pairs of a regular expression and a `PartitionSpec` or the axes of each dim; or the text of such a

@@ -56,7 +56,7 @@ class LeftOut:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry for JSON: the kind, how many there are, their bytes, the sentence, and all names."""
+        """Return the entry for JSON: the kind, how many there are, their bytes, the sentence, and all names."""
         return {
             "kind": self.kind,
             "count": len(self.names),

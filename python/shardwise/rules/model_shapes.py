@@ -349,7 +349,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _tables() -> dict[str, Any]:
-    """The tables of types that were recorded."""
+    """Return the tables of types that were recorded."""
     found: dict[str, Any] = json.loads((Path(__file__).parent / "tensors.json").read_text(encoding="utf-8"))
     return found
 

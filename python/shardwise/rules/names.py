@@ -158,7 +158,7 @@ def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: b
     Args:
         path: the path of the module.
         models: the types of the model, for names that mean something in some only; `None` takes them too.
-        elsewhere: whether names count as well that others than Hugging Face have.
+        elsewhere: whether names are recognised that only projects other than Hugging Face use.
 
     >>> weight_named("h.0.mlp.up_proj").role, weight_named("decoder.mlp.linear_fc1"), weight_named("attn.wk").role
     ('up', None, 'key')

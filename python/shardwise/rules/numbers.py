@@ -101,7 +101,7 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
         return len(self._choices)
 
     def number(self, what: str, value: object) -> Any:
-        """The value of an expression; anything but a string is returned as it is; callers check it.
+        """Return the value of an expression; anything but a string is returned as it is; callers check it.
 
         >>> NamedNumbers({"words": 32000}).number("size", "words + 1")
         32001

@@ -247,7 +247,7 @@ class LayoutReport(Drawn):
         return not self.warnings
 
     def to_dict(self) -> dict[str, Any]:
-        """The report, ready for JSON; without the bytes of each device for meshes of more than 2**20 devices."""
+        """Return the report, ready for JSON; without the bytes of each device for meshes of more than 2**20 devices."""
         mesh, device_bytes = self.device_mesh, self.listed_device_bytes()
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],

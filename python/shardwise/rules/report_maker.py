@@ -155,7 +155,7 @@ class _ReportMaker:
         )
 
     def _unused_axes(self, applied: Iterable[str | None]) -> Iterator[tuple[str, str, int]]:
-        """The axes of more than one coordinate that no rule uses which applies to a tensor; `None` is the default.
+        """Yield the axes of size over 1 that no rule which applies to a tensor uses; `None` is the default.
 
         Of a mesh by which no rule places anything none are given.
         """

@@ -158,7 +158,7 @@ def read_rewrite(value: Any, numbers: NamedNumbers) -> list[Rewrite]:
 
 
 def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: NamedNumbers) -> tuple[tuple[str, int], ...]:
-    """The numbers that a rewrite is written with, with their values, each once."""
+    """Return the numbers that a rewrite is written with, with their values, each once."""
     tables = [side for side in value.values() if isinstance(side, Mapping)]
     texts = [value.get("size"), *(side.get(key) for side in tables for key in ("pad_to", "zigzag"))]
     names = [name for text in texts if isinstance(text, str) for name in parse_expression(text).names]

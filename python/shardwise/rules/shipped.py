@@ -38,7 +38,7 @@ def example_rules() -> dict[str, Path]:
 
 
 def rules_named(name: str, beside: object) -> Path:
-    """The rules file of the package that has a name, or else the file at this path from the folder of another.
+    """Return the rules file of the package that has a name, or else the file at this path from the folder of another.
 
     >>> rules_named("megatron/llama", None).name, rules_named("own.toml", "rules/other.toml").as_posix()
     ('llama.toml', 'rules/own.toml')
@@ -49,7 +49,7 @@ def rules_named(name: str, beside: object) -> Path:
 
 
 def rules_file(file: Any) -> Any:
-    """The path of a rules file of the package, if this is its name and no file is called so; else what is given.
+    """Return the path of a rules file of the package, if this is its name and no file is called so; else what is given.
 
     Raises:
         FileNotFoundError: if it is a name, and neither the package nor the folder has such a file.

@@ -75,7 +75,7 @@ class Template:
         return parse_template(Template("", tokens)._written())
 
     def expanded(self) -> Iterator[Template]:
-        """The templates without choices, one for each way to choose; see `ways`."""
+        """Yield the templates without choices, one for each way to choose; see `ways`."""
         choices = self.choices
         for texts in ways(choices):
             one = self
@@ -84,7 +84,7 @@ class Template:
             yield one
 
     def matched(self, name: str) -> dict[str, str] | None:
-        """The values of its fields if it matches a name as a whole.
+        """Return the values of its fields if it matches a name as a whole.
 
         >>> parse_template("layers.{i+4}.w").matched("layers.6.w")
         {'i': '2'}

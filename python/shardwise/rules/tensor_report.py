@@ -106,7 +106,7 @@ class TensorReport:
         return is_placed and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
-        """The tensor's entry, ready for JSON; the layout as its axes."""
+        """Return the tensor's entry, ready for JSON; the layout as its axes."""
         return {
             "name": self.name,
             "shape": list(self.shape),

@@ -103,7 +103,7 @@ def check_table(table: object, place: str, required: set[str] | None = None, opt
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """The key that was meant, if one is near enough."""
+    """Return the key that was meant, if one is near enough."""
     with importing:
         from difflib import get_close_matches  # Slow to import.
 

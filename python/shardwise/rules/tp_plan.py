@@ -60,7 +60,7 @@ _STYLES: dict[str, _StyleCut] = {
 
 
 def _of_experts(first: int, last: int) -> str:
-    """The names of some of an expert's gate, up and down, as an expression."""
+    """Return the names of some of an expert's gate, up and down, as an expression."""
     return f"(?:{'|'.join(name for expert in expert_names() for name in expert.projections[first:last])})"
 
 
@@ -76,7 +76,7 @@ _IN_FILES = {
 
 
 def rules_of_plan(plan: Mapping[str, str], axis: str, config: Any = None) -> dict[str, LayoutRule]:
-    r"""The rules, by regular expressions, that say the same as a plan; see `LayoutMap.from_tp_plan`.
+    r"""Return the rules, by regular expressions, that say the same as a plan; see `LayoutMap.from_tp_plan`.
 
     >>> for rule, value in rules_of_plan({"layers.*.mlp.down_proj": "rowwise"}, "model").items():
     ...     print(rule, value.layout.axes, value.uneven)
@@ -131,7 +131,7 @@ def _rules_of_entry(name: str, cut: _StyleCut, axis: str, size: int | None) -> d
 
 
 def _packed(name: str, axis: str, size: int | None) -> PackedDim:
-    """Two matrices, each cut separately."""
+    """Return two matrices, each cut separately."""
     names = ("gate", "up") if name == "gate_up_proj" else (None, None)
     return concat(*(part(size, axes=axis, uneven="ceil", name=label) for label in names))
 
@@ -308,7 +308,7 @@ def _undone(
 
 
 def _packed_size(config: Any) -> int | None:
-    """The rows of one of the packed matrices, if the configuration states them clearly."""
+    """Return the rows of one of the packed matrices, if the configuration states them clearly."""
     names = ("intermediate_size", "moe_intermediate_size")
     given = [config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names]
     sizes = {size for size in given if isinstance(size, int)}

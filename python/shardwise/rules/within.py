@@ -137,7 +137,7 @@ def _is_cut(spec: Spec) -> bool:
 
 
 def _unpadded(spec: Spec, pad_to: int | None) -> Spec:
-    """The cut of a dim before it is padded to a multiple: padding that the cut has."""
+    """Return the cut of a dim before it is padded to a multiple: padding that the cut has."""
     if pad_to is None or not _is_cut(spec):
         return spec
     if not isinstance(spec, PackedDim):
@@ -149,7 +149,7 @@ def _unpadded(spec: Spec, pad_to: int | None) -> Spec:
 
 
 def _part_of(spec: Spec, label: str) -> Spec:
-    """The cut of one part of a fused dim."""
+    """Return the cut of one part of a fused dim."""
     if not _is_cut(spec):
         return None
     if not isinstance(spec, PackedDim) or label not in spec.names:
@@ -159,7 +159,7 @@ def _part_of(spec: Spec, label: str) -> Spec:
 
 
 def _only(one: Part, label: str) -> Part | None:
-    """The elements that one part of a packed dim has of a tensor."""
+    """Return the elements that one part of a packed dim has of a tensor."""
     if not one.blocks:
         return one if one.name == label else None
     size = sum(times for name, times in one.blocks if name == label)

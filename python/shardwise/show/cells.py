@@ -98,7 +98,7 @@ class ShardCells(Cells):
         return (low, high) if low < high else (self.shape[dim], self.shape[dim])
 
     def _cell_of(self, dim: int, position: int) -> int:
-        """The cell that an element is in, along a dim."""
+        """Return the cell that an element is in, along a dim."""
         shard_id, _ = self._partition.locate(position * math.prod(self.shape[dim + 1 :]))
         return shard_id // math.prod(self.counts[dim + 1 :]) % self.counts[dim]
 

@@ -130,7 +130,7 @@ def _lane(partition: Partition, dim: int, start: int, stop: int) -> tuple[str, s
 
 
 def _others(partition: Partition, dim: int) -> list[int]:
-    """The other dims of a packed partition that are not packed, a few of them."""
+    """Return the other dims of a packed partition that are not packed, a few of them."""
     dims = [other for other, spec in enumerate(partition.layout.axes) if not isinstance(spec, PackedDim)]
     return [other for other in dims if other != dim][:4]
 
@@ -141,7 +141,7 @@ def _other_dims(partition: Partition, dim: int) -> list[str]:
 
 
 def _segments(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
-    """The parts of a packed dim: names, and where each begins and ends."""
+    """Return the parts of a packed dim: names, and where each begins and ends."""
     try:
         sizes = spec.sizes(size)
     except LayoutError:
@@ -155,7 +155,7 @@ def _segments(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
 
 
 def _most_pieces(spec: Any, size: int) -> int:
-    """The most pieces of a device along a dim: for each part the product of the factors before the cut one."""
+    """Return the most pieces of a device along a dim: for each part the product of the factors before the cut one."""
     if not isinstance(spec, PackedDim):
         return 1
     count = 0

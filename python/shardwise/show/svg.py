@@ -320,7 +320,7 @@ def _header(side: PanelSide | None, spans: Sequence[Span], across: float) -> tup
 
 
 def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:
-    """The ranges of a side, their labels short enough for this width."""
+    """Return the ranges of a side, their labels short enough for this width."""
     most = int((width - 8) / CHAR)
     return () if side is None else tuple(Span(s.start, s.stop, _cut(xml_text(s.text), most)) for s in side.spans)
 

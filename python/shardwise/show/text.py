@@ -161,7 +161,7 @@ def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]], 
 
 
 def _text(tiles: Sequence[Tile], level: int) -> str:
-    """The labels on the tiles of a row; of many on the first and the last only."""
+    """Return the labels on the tiles of a row; of many on the first and the last only."""
     texts = [short(tile.labels[min(level, len(tile.labels) - 1)][0], _MOST) for tile in tiles if tile.labels]
     if len(texts) > _MOST_NAMED:
         return f"{texts[0]}, {texts[1]}, …, {texts[-1]} ({len(texts):,} pieces)"
@@ -169,7 +169,7 @@ def _text(tiles: Sequence[Tile], level: int) -> str:
 
 
 def _bar(panel: Panel, tiles: Sequence[Tile], length: int) -> str:
-    """A line on which tiles stand out at their places, neighbours in different letters."""
+    """Return a line on which tiles stand out at their places, neighbours in different letters."""
     size = max(panel.across.size if panel.across is not None else 1, 1)
     letters = ["·"] * length
     for number, tile in enumerate(tiles):

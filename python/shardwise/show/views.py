@@ -77,7 +77,7 @@ def _mesh_picture(mesh: DeviceMesh, captions: tuple[str, ...], partition: Partit
 
 
 def _index(partition: Partition, shard: int) -> str:
-    """The indices of a shard along the dims, as many as there are."""
+    """Return the indices of a shard along the dims, as many as there are."""
     found = []
     for count in reversed(partition.num_shards):
         shard, index = divmod(shard, count)
@@ -86,14 +86,14 @@ def _index(partition: Partition, shard: int) -> str:
 
 
 def _holding(tile: Tile, index: str, key: int | None) -> Tile:
-    """The tile of a device with the index of the shard that it holds."""
+    """Return the tile of a device with the index of the shard that it holds."""
     device = tile.labels[0][0]
     labels = ((device, index), (f"{device} {index}",), (tile.labels[-1][0], index), *tile.labels)
     return replace(tile, key=key, labels=labels, caption=f"{tile.caption} holds shard {index}")
 
 
 def _unit_partition(layout: TensorLayout) -> Partition | None:
-    """The partition of the least shape that a layout cuts evenly: one element per shard along each dim."""
+    """Return the partition of the least shape that a layout cuts evenly: one element per shard along each dim."""
     shape = []
     for spec, count in zip(layout.axes, layout.num_shards, strict=True):
         if isinstance(spec, PackedDim) and spec.size is None:
@@ -152,7 +152,7 @@ def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str =
 
 
 def _cells(tiling: Tiling) -> Cells | None:
-    """The tiling as a regular grid, if it is one."""
+    """Return the tiling as a regular grid, if it is one."""
     if isinstance(tiling, Partition):
         return None if tiling.is_packed else ShardCells(tiling)
     chunks = tiling.grid_chunks
@@ -253,7 +253,7 @@ def axes_text(layout: TensorLayout) -> str:
 
 
 def _devices_text(mesh: DeviceMesh) -> str:
-    """The labels of a mesh's devices, briefly."""
+    """Return the labels of a mesh's devices, briefly."""
     if mesh.size <= _MOST_CELLS:
         return short(brief([held_text([label], 1) for label in mesh.labels()]), 80)
     return f"{held_text([mesh.device(0)], 1)} to {held_text([mesh.device(mesh.size - 1)], 1)}"

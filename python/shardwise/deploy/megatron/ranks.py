@@ -195,7 +195,7 @@ class Ranks:
         return found
 
     def _sizes(self, expert: bool) -> dict[str, int]:
-        """The axes of Megatron's `RankGenerator` with their sizes, minor first."""
+        """Return the axes of Megatron's `RankGenerator` with their sizes, minor first."""
         if expert:
             sizes = {"tp": self.etp or self.tp, "pp": self.pp, "dp": self.edp, "ep": self.ep, "cp": 1}
         else:

@@ -56,7 +56,7 @@ class _Unseeded:
         return hash(self._key)
 
     def seeded(self, state: Any) -> Any:
-        """The initializer, with what its seed draws."""
+        """Return the initializer, with what its seed draws."""
         twin = copy.copy(self._initializer)
         twin.seed = _SpentGenerator(state)
         return twin

@@ -21,7 +21,7 @@ _AFFIXES = {"search": (r"(?s:.*)(?:", r")(?s:.*)"), "match": (r"(?:", r")(?s:.*)
 
 
 def to_keras(value: DeviceMesh | TensorLayout | LayoutMap) -> Any:
-    """The `keras.distribution` object that says the same: a DeviceMesh, a TensorLayout or a LayoutMap.
+    """Return the `keras.distribution` object that says the same: a DeviceMesh, a TensorLayout or a LayoutMap.
 
     Raises:
         LayoutError: if Keras cannot express it: a dim cut by several axes, unreduced axes, or a rule with a flag like
@@ -48,7 +48,7 @@ def to_keras(value: DeviceMesh | TensorLayout | LayoutMap) -> Any:
 
 
 def from_keras(value: Any) -> Any:
-    """The shardwise object that says the same as a `keras.distribution` DeviceMesh, TensorLayout or LayoutMap.
+    """Return the shardwise object that says the same as a `keras.distribution` DeviceMesh, TensorLayout or LayoutMap.
 
     Raises:
         LayoutError, MeshError: if it is invalid in shardwise: Keras accepts repeated axes and devices.

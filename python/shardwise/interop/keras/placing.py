@@ -28,7 +28,7 @@ _CONSTANTS = {keras.initializers.Zeros: 0, keras.initializers.Ones: 1}
 
 
 def sharding_of(partition: Partition) -> Any:
-    """The `jax.sharding.NamedSharding` of a partition; `None` where the value stays whole.
+    """Return the `jax.sharding.NamedSharding` of a partition; `None` where the value stays whole.
 
     That is where the backend is not JAX, a device does not exist, or a dim does not divide, which JAX does not cut.
     """
@@ -65,7 +65,7 @@ def _jax_mesh(mesh: DeviceMesh) -> Any:
 
 
 def _jax_device(label: Any) -> Any:
-    """The device that Keras calls `"cpu:0"`, or the `jax.Device` itself."""
+    """Return the device that Keras calls `"cpu:0"`, or the `jax.Device` itself."""
     import jax
 
     if isinstance(label, jax.Device):
@@ -78,7 +78,7 @@ def _jax_device(label: Any) -> Any:
 
 
 def local_data(value: Any) -> dict[int, npt.NDArray[Any]]:
-    """The parts of a `jax.Array` on the devices of this host, by device index in the mesh of its sharding."""
+    """Return the parts of a `jax.Array` on the devices of this host, by device index in the mesh of its sharding."""
     index = {device: i for i, device in enumerate(value.sharding.mesh.devices.flat)}
     return {index[shard.device]: np.asarray(shard.data) for shard in value.addressable_shards}
 
@@ -86,7 +86,7 @@ def local_data(value: Any) -> dict[int, npt.NDArray[Any]]:
 def initial_value(
     initializer: Callable[..., Any], path: str, shape: tuple[int, ...], dtype: str, sharding: Any = None
 ) -> Any:
-    """The value that an initializer gives the variable at `path`, checked, and placed if there is a sharding.
+    """Return the value that an initializer gives the variable at `path`, checked, and placed if there is a sharding.
 
     Raises:
         LayoutError: if the initializer raises, or gives another shape or dtype; Keras itself would take any.

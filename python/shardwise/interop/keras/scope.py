@@ -126,7 +126,7 @@ class Building:
             self._after_build.pop(0)()
 
     def _placements(self) -> Iterator[tuple[PlacedVariable, Any]]:
-        """The variables that want a layout, each with its place by the first path that leads to it."""
+        """Yield the variables that want a layout, each with its place by the first path that leads to it."""
         seen = set()
         for root in self._roots():
             # A layer by itself goes by its name, as it will in a functional model.
@@ -148,7 +148,7 @@ class Building:
                     yield unpacked(self._scope.place(path, shape)), variable
 
     def _roots(self) -> list[Any]:
-        """The layers that no other layer holds, in the order of creation."""
+        """Return the layers that no other layer holds, in the order of creation."""
         layers = [layer for reference in self._layers if (layer := reference()) is not None]
         held: set[int] = set()
         for layer in layers:
@@ -290,7 +290,7 @@ def _install_on_optimizers(optimizer_class: Any) -> None:
 
 
 def _replicating_the_rest(build: Callable[..., None]) -> Callable[..., None]:
-    """An optimizer's `build`, after which all its variables have layouts; each class makes its own in it."""
+    """Return an optimizer's `build`, after which all its variables have layouts; each class makes its own in it."""
 
     @wraps(build)
     def built(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -74,7 +74,7 @@ class _VariableState:
 
 @cache
 def _laid_out_class(base: Any) -> type:
-    """The class of a backend's variables, with layouts. It adds no slots: `__class__` may be assigned."""
+    """Return the class of a backend's variables, with layouts. It adds no slots: `__class__` may be assigned."""
 
     class LaidOut(base):  # type: ignore[misc]
         _shardwise: _VariableState
@@ -184,7 +184,7 @@ def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) ->
 
 
 def unpacked(placement: PlacedVariable) -> PlacedVariable:
-    """The same placement with a layout of whole dims.
+    """Return the same placement with a layout of whole dims.
 
     Raises:
         LayoutError: if a packed dim gives a device several segments; a Keras value has one.

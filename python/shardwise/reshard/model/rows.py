@@ -116,7 +116,7 @@ def _templates(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp], pee
 
 
 def _lowered(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> BoxRuns:
-    """The runs of some transfers of a plan; of few transfers all are worked out, for the next holder that asks."""
+    """Return the runs of some transfers of a plan; if it has few, all are worked out, for the next holder that asks."""
     count = len(group.plan.kept) if kept else len(group.plan.transfers)
     if count > _FEW:
         return _runs_of(group, kept, chosen)
