@@ -39,6 +39,9 @@ Experts = ExpertMap | Sequence[ExpertMap]
 
 #: The beginning, before the names of a language model's own tensors, also within a model of text and images.
 _LANGUAGE = rf"^(?:(?:{'|'.join(module_words('language'))})\.)*"
+#: The beginning of the names of a layer's tensors, and the stage where a layer is.
+_LAYER = rf"{_LANGUAGE}layers\.{{i}}\."
+_OF_LAYER = {"pp": "stage[i]"}
 #: The facts about each engine, with its version, date and source.
 VLLM, SGLANG = (shipped_table("engines.toml")["engines"][name] for name in ("vllm", "sglang"))
 
@@ -176,60 +179,8 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
     if stages.pp != meshes["attention"].axis_size("pp"):
         raise LayoutError(f"stages has {stages.pp} stages, but pp is {meshes['attention'].axis_size('pp')}")
     numbers: dict[str, Number] = {"stage": stages.stage}
-    here = {"pp": "stage[i]"}
-    layer = rf"{_LANGUAGE}layers\.{{i}}\."
-    attention = rf"{layer}self_attn\."
-    heads = concat(part((model.heads, model.latent[0] if model.latent else model.head_dim), axes="tp"))
-    kv_heads = (
-        concat(part((model.kv_heads, model.head_dim), axes="tp", at_most=model.kv_heads)) if not model.latent else None
-    )
-
-    def rule(axes: Sequence[Any], mesh: str = "attention", at: Any = here) -> DeploymentRule:
-        return DeploymentRule(axes, mesh, at)
-
-    def vocabulary(pad: int) -> Any:
-        return concat(part((None,), axes="tp", pad_to=pad))
-
-    ends = sorted({stages.first, stages.last}) if model.tied else [stages.first]
-    everywhere = placed.engine["on_every_stage"].get(model.kind, ())
-    words, norm, head = (
-        None if kind in everywhere else {"pp": at}
-        for kind, at in (("embedding", ends), ("norm", stages.last), ("head", stages.last))
-    )
-    rules = {
-        rf"{_LANGUAGE}embed_tokens\.weight$": rule((vocabulary(placed.pads[0]), None), at=words),
-        rf"{_LANGUAGE}lm_head\.weight$": rule((vocabulary(placed.pads[1]), None), placed.outer, head),
-        rf"{_LANGUAGE}norm\.weight$": rule((None,), at=norm),
-        rf"{layer}(?:\w+_)?(?:layernorm|norm)\.weight$": rule((None,)),
-        rf"{attention}[\w]*norm\.weight$": rule((None,)),
-        rf"{attention}o_proj\.weight$": rule((None, "tp")),
-        rf"{attention}o_proj\.bias$": rule((None,)),
-        rf"{attention}q_proj\.weight$": rule((heads, None)),
-    }
-    if model.latent is not None:
-        both = concat(part((model.heads, model.latent[1]), axes="tp"))
-        rules |= {
-            rf"{attention}(?:q_a_proj|kv_a_proj_with_mqa)\.weight$": rule((None, None)),
-            rf"{attention}q_b_proj\.weight$": rule((heads, None)),
-            rf"{attention}kv_b_proj\.weight$": rule((both, None)),
-        }
-    else:
-        rules |= {
-            rf"{attention}q_proj\.bias$": rule((heads,)),
-            rf"{attention}[kv]_proj\.weight$": rule((kv_heads, None)),
-            rf"{attention}[kv]_proj\.bias$": rule((kv_heads,)),
-        }
-    for mlp in (r"mlp\.", r"(?:mlp|block_sparse_moe)\.shared_experts?\."):
-        rules[rf"{layer}{mlp}(?:gate|up)_proj\.weight$"] = rule(("tp", None), placed.outer)
-        rules[rf"{layer}{mlp}down_proj\.weight$"] = rule((None, "tp"), placed.outer)
-    rules |= {
-        rf"{layer}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": rule((None, None)),
-        rf"{layer}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": rule((None,)),
-    }
-    # Adapters of what is cut by the vocabulary are added after it is whole again, but that of SGLang's output layer.
-    whole = (r"embed_tokens\.lora_embedding_[AB]", words), (r"lm_head\.lora_[AB]\.weight", head)
-    for name, places in whole if placed.engine is VLLM else whole[:1]:
-        rules[rf"^(?:.*\.)?{name}$"] = DeploymentRule((None, None), "attention", places, optional=True)
+    rules = {**_end_rules(model, placed), **_attention_rules(model), **_dense_rules(placed.outer)}
+    rules |= _vocabulary_adapters(model, placed)
     fused = _fused_projections(model, placed)
     if placed.tied_head:
         fused += [
@@ -237,29 +188,11 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
             for start in ("", "{rest*}.")
         ]
     if model.experts:
-        at, slots = _expert_places(model, placed.experts, meshes["experts"], numbers, here)
-        features = "moe_tp" if "moe_tp" in meshes["experts"].axis_names else None
-        for group, (gate, up, down) in expert_names():
-            start = rf"{layer}{group}\.experts\.{{e}}\."
-            rules[rf"{start}(?:{gate}|{up})\.weight$"] = rule((features, None), "experts", at)
-            rules[rf"{start}{down}\.weight$"] = rule((None, features), "experts", at)
-            axis, size = _stack_axis(placed.experts), model.expert_inner
-            if axis is not False and size and model.kind != "gpt_oss":  # It has rows of gate and up in turn.
-                # Of stacks, and of adapters of these; the sizes refuse a stack whose dims are in the other order.
-                start, is_turned = rf"{layer}{group}\.experts\.", model.kind in types_with("experts_in_out")
-                halves = gate_up(features, size) if features else None
-                inner = concat(part((size,), axes=features)) if features else None
-                for last, dims in (("gate_up", (halves, None)), ("down", (None, inner))):
-                    axes = (axis, *(reversed(dims) if is_turned else dims))
-                    rules[rf"{start}{last}_proj$"] = DeploymentRule(axes, "experts", here, optional=True)
-            name = f"{{rest*}}.layers.{{i}}.{group}"
-            for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):
-                parts = tuple(f"{name}.experts.{{e}}.{x}.weight" for x in kinds)
-                after = tuple(f"{name}.shared_experts.{x}.weight" for x in kinds) if placed.shared_stacked else ()
-                fused.append(FusedParameter(f"{name}.{placed.engine['experts']}.{stack}", parts, "e", slots, after))
-    size = meshes["attention"].size
+        at, slots = _expert_places(model, placed.experts, meshes["experts"], numbers)
+        rules |= _expert_rules(model, placed, at)
+        fused += _fused_experts(placed, slots)
     made = Deployment(
-        size if placed.world is None else placed.world,
+        meshes["attention"].size if placed.world is None else placed.world,
         meshes,
         rules,
         numbers=numbers,
@@ -268,6 +201,114 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
     )
     note_origin(made, (model.kind,) if model.kind else ())
     return made
+
+
+def _rule(axes: Sequence[Any], mesh: str = "attention", at: Any = _OF_LAYER) -> DeploymentRule:
+    """Return the rule of tensors of a layer, unless `at` says where else they are."""
+    return DeploymentRule(axes, mesh, at)
+
+
+def _end_places(model: EngineModel, placed: EnginePlacement) -> dict[str, dict[str, Any] | None]:
+    """Return the stages of the embedding, the last norm and the head; `None` for what is on every stage."""
+    stages = placed.stages
+    first = sorted({stages.first, stages.last}) if model.tied else [stages.first]
+    everywhere = placed.engine["on_every_stage"].get(model.kind, ())
+    places = {"embedding": first, "norm": stages.last, "head": stages.last}
+    return {kind: None if kind in everywhere else {"pp": at} for kind, at in places.items()}
+
+
+def _end_rules(model: EngineModel, placed: EnginePlacement) -> dict[str, DeploymentRule]:
+    """Return the rules of the tensors before and after the layers."""
+    at = _end_places(model, placed)
+    words, head = (concat(part((None,), axes="tp", pad_to=pad)) for pad in placed.pads)
+    return {
+        rf"{_LANGUAGE}embed_tokens\.weight$": _rule((words, None), at=at["embedding"]),
+        rf"{_LANGUAGE}lm_head\.weight$": _rule((head, None), placed.outer, at["head"]),
+        rf"{_LANGUAGE}norm\.weight$": _rule((None,), at=at["norm"]),
+    }
+
+
+def _attention_rules(model: EngineModel) -> dict[str, DeploymentRule]:
+    """Return the rules of a layer's norms and of its attention."""
+    attention = rf"{_LAYER}self_attn\."
+    heads = concat(part((model.heads, model.latent[0] if model.latent else model.head_dim), axes="tp"))
+    rules = {
+        rf"{_LAYER}(?:\w+_)?(?:layernorm|norm)\.weight$": _rule((None,)),
+        rf"{attention}[\w]*norm\.weight$": _rule((None,)),
+        rf"{attention}o_proj\.weight$": _rule((None, "tp")),
+        rf"{attention}o_proj\.bias$": _rule((None,)),
+        rf"{attention}q_proj\.weight$": _rule((heads, None)),
+    }
+    if model.latent is not None:
+        both = concat(part((model.heads, model.latent[1]), axes="tp"))
+        return rules | {
+            rf"{attention}(?:q_a_proj|kv_a_proj_with_mqa)\.weight$": _rule((None, None)),
+            rf"{attention}q_b_proj\.weight$": _rule((heads, None)),
+            rf"{attention}kv_b_proj\.weight$": _rule((both, None)),
+        }
+    kv_heads = concat(part((model.kv_heads, model.head_dim), axes="tp", at_most=model.kv_heads))
+    return rules | {
+        rf"{attention}q_proj\.bias$": _rule((heads,)),
+        rf"{attention}[kv]_proj\.weight$": _rule((kv_heads, None)),
+        rf"{attention}[kv]_proj\.bias$": _rule((kv_heads,)),
+    }
+
+
+def _dense_rules(mesh: str) -> dict[str, DeploymentRule]:
+    """Return the rules of a layer's dense and shared MLPs, and of its routers, which every rank has whole."""
+    rules = {}
+    for mlp in (r"mlp\.", r"(?:mlp|block_sparse_moe)\.shared_experts?\."):
+        rules[rf"{_LAYER}{mlp}(?:gate|up)_proj\.weight$"] = _rule(("tp", None), mesh)
+        rules[rf"{_LAYER}{mlp}down_proj\.weight$"] = _rule((None, "tp"), mesh)
+    return rules | {
+        rf"{_LAYER}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": _rule((None, None)),
+        rf"{_LAYER}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": _rule((None,)),
+    }
+
+
+def _vocabulary_adapters(model: EngineModel, placed: EnginePlacement) -> dict[str, DeploymentRule]:
+    """Return the rules of adapters of what is cut by the vocabulary.
+
+    They are added after it is whole again, except those of SGLang's output layer.
+    """
+    at = _end_places(model, placed)
+    whole = (r"embed_tokens\.lora_embedding_[AB]", at["embedding"]), (r"lm_head\.lora_[AB]\.weight", at["head"])
+    return {
+        rf"^(?:.*\.)?{name}$": DeploymentRule((None, None), "attention", places, optional=True)
+        for name, places in (whole if placed.engine is VLLM else whole[:1])
+    }
+
+
+def _expert_rules(model: EngineModel, placed: EnginePlacement, at: dict[str, str]) -> dict[str, DeploymentRule]:
+    """Return the rules of experts' weights, one by one and in stacks, and of adapters of these."""
+    features = "moe_tp" if "moe_tp" in placed.meshes["experts"].axis_names else None
+    axis, size = _stack_axis(placed.experts), model.expert_inner
+    rules = {}
+    for group, (gate, up, down) in expert_names():
+        start = rf"{_LAYER}{group}\.experts\."
+        rules[rf"{start}{{e}}\.(?:{gate}|{up})\.weight$"] = _rule((features, None), "experts", at)
+        rules[rf"{start}{{e}}\.{down}\.weight$"] = _rule((None, features), "experts", at)
+        if axis is not False and size and model.kind != "gpt_oss":  # It has rows of gate and up in turn.
+            # The sizes refuse a stack whose dims are in the other order.
+            is_turned = model.kind in types_with("experts_in_out")
+            halves = gate_up(features, size) if features else None
+            inner = concat(part((size,), axes=features)) if features else None
+            for last, dims in (("gate_up", (halves, None)), ("down", (None, inner))):
+                axes = (axis, *(reversed(dims) if is_turned else dims))
+                rules[rf"{start}{last}_proj$"] = DeploymentRule(axes, "experts", _OF_LAYER, optional=True)
+    return rules
+
+
+def _fused_experts(placed: EnginePlacement, slots: str | None) -> list[FusedParameter]:
+    """Return the parameters in which an engine stacks experts, in the order `slots`."""
+    found = []
+    for group, (gate, up, down) in expert_names():
+        name = f"{{rest*}}.layers.{{i}}.{group}"
+        for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):
+            parts = tuple(f"{name}.experts.{{e}}.{x}.weight" for x in kinds)
+            after = tuple(f"{name}.shared_experts.{x}.weight" for x in kinds) if placed.shared_stacked else ()
+            found.append(FusedParameter(f"{name}.{placed.engine['experts']}.{stack}", parts, "e", slots, after))
+    return found
 
 
 def _fused_projections(model: EngineModel, placed: EnginePlacement) -> list[FusedParameter]:
@@ -299,12 +340,12 @@ def _stack_axis(experts: Experts | None) -> str | Literal[False] | None:
 
 
 def _expert_places(
-    model: EngineModel, experts: Experts | None, mesh: DeviceMesh, numbers: dict[str, Number], here: dict[str, str]
+    model: EngineModel, experts: Experts | None, mesh: DeviceMesh, numbers: dict[str, Number]
 ) -> tuple[dict[str, str], str | None]:
     """Return the coordinates of experts, and the order in which a device stacks them; their lists go into `numbers`."""
     if experts is None:  # All of them in turn, on each device.
         numbers["slots"] = (tuple(range(model.experts)),)
-        return here, "slots[0]"
+        return _OF_LAYER, "slots[0]"
     maps = [experts] if isinstance(experts, ExpertMap) else list(experts)
     ep = mesh.axis_size("ep")
     for each in maps:
@@ -315,6 +356,6 @@ def _expert_places(
     numbers["where"] = tuple(places for each in maps for places in each.where)
     numbers["slots"] = tuple(row for each in maps for row in each.slots)
     if isinstance(experts, ExpertMap):
-        return {**here, "ep": "where[e]"}, "slots[ep]"
+        return {**_OF_LAYER, "ep": "where[e]"}, "slots[ep]"
     numbers["experts"] = model.experts
-    return {**here, "ep": "where[i * experts + e]"}, f"slots[i * {ep} + ep]"
+    return {**_OF_LAYER, "ep": "where[i * experts + e]"}, f"slots[i * {ep} + ep]"
