@@ -316,18 +316,6 @@ def test_a_constraint_says_what_moves() -> None:
     assert {move.kinds for move in found.moves} == {"all-gather over y"}
 
 
-def test_a_constraint_on_what_a_call_gives_leaves_loops_where_they_are() -> None:
-    said = in_body("call", {})
-    loop = in_body("loop", {"trips": 3})["ops"][0]
-    constraint = {"op": "constraint", "in": [1], "out": [[[8, 4], F]], "attrs": {"axes": [["x"], []]}}
-    computation = Computation.from_json(said | {"ops": [*said["ops"], loop, constraint], "outputs": [2, 3]})
-    arrays = [np.arange(32.0).reshape(8, 4) / 32]
-    found = propagate(computation, [None], mesh=MESH)
-    assert found.results[1] == sw.TensorLayout(("x", None), MESH)
-    for array, expected in zip(found.run(arrays), computation.run(arrays), strict=True):
-        np.testing.assert_allclose(array, expected)
-
-
 def test_a_computation_can_be_pickled() -> None:
     computation = Computation.from_json(in_body("loop", {"trips": 3}))
     assert pickle.loads(pickle.dumps(computation)) == computation

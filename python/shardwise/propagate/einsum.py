@@ -251,36 +251,31 @@ def einsum(
     if policy == "explicit" and goal is None:
         specs[-1] = _explicit(parsed, [*extents, shape], specs[:-1], names, where)
     kept = () if goal is None else goal.unreduced
-    rule, itemsizes = parsed.rule._core, [itemsize] * len(tensors)
-    found = settle(where.core, rule, [*extents, shape], specs, itemsizes, kept, policy)
+    found = settle(where.core, parsed.rule._core, [*extents, shape], specs, itemsize, kept, policy)
     if found is None:
         summed = " or ".join(parsed.summed) or "there is none"
         raise LayoutError(f"out is unreduced over {', '.join(kept)}; these axes must cut a summed dim ({summed})")
-    cuts, settled, local, over = found
-    held = [TensorLayout(specs, where) for specs in settled]
-    inner = [TensorLayout(specs, where) for specs in local]
-    computed = TensorLayout(local[-1], where, unreduced=over)
-    result = held[-1] if goal is None else goal
-    given = {name: layout or default for (name, layout), default in zip(layouts.items(), held[:-1], strict=True)}
-    needed = dict(zip(names, inner[:-1], strict=True))
-    moves = [
-        move_between(name, extent, given[name], needed[name], itemsize)
-        for name, extent in zip(names, extents, strict=True)
-    ]
+    settled, (cuts, local, _, _) = found
+    cut = dict(zip(parsed.letters, map(tuple, cuts), strict=True))
+    *held, result = [own or TensorLayout(given, where) for own, given in zip(tensors, settled, strict=True)]
+    needed = [own if other is None else TensorLayout(other, where) for own, other in zip(held, local, strict=False)]
+    over = [axis for letter in parsed.summed for axis in cut[letter]]
+    computed = TensorLayout(local[-1] or settled[-1], where, unreduced=over)
+    moves = list(map(move_between, names, extents, held, needed, [itemsize] * len(names)))
     last = move_between("result", shape, computed, result, itemsize, at_once=policy != "least")
     known = find_dtype(dtype)
     return LocalEinsum(
         parsed,
         dict(zip(names, extents, strict=True)),
-        given,
-        needed,
+        dict(zip(names, held, strict=True)),
+        dict(zip(names, needed, strict=True)),
         computed,
         result,
         tuple(move for move in moves if move.steps),
         (last,) if last.steps else (),
         str(dtype) if known is None else known.name,
         policy,
-        dict(zip(parsed.letters, map(tuple, cuts), strict=True)),
+        cut,
     )
 
 
@@ -302,7 +297,7 @@ def _explicit(
     starts = [(given, [False for _ in given or ()], [0 for _ in given or ()]) for given in specs]
     found = propagated(mesh.core, computation, starts, [None], itemsize_of, "explicit")
     if isinstance(found, Propagated):
-        axes: Specs | None = found.value(found.numbers[0][count] or 0)[3]
+        axes: Specs | None = found.value(found.numbers[0][count] or 0)[2]
         return axes or ((),) * len(parsed.result)
     why = found[0]
     for number, name in enumerate(names):

@@ -21,8 +21,6 @@ class FlowValue(NamedTuple):
 
     shape: Shape
     dtype: str
-    #: The value's number in its own computation or body.
-    origin: int
     #: The axes of each dim; `None` where nothing cuts the value.
     layout: Specs | None
 
@@ -48,37 +46,22 @@ class HowComputed(NamedTuple):
 class FlowNode(NamedTuple):
     """An op, or an edge: from a value to another that has the same elements, across the border of a body."""
 
+    number: int
     #: `"op"`, `"constraint"`, or the edge's kind: `"operand"` or `"result"` of a call or a loop, `"output"`.
     part: str
     #: The op, or the call or loop of an edge; `None` for the edge to a result of the computation.
     op: Op | None
     #: The numbers of its values: operands, then results.
-    values: tuple[int, ...]
+    values: list[int]
     #: The trips of the loops around it; within a `when`, those of one trip or one branch.
     times: int
     #: The innermost while or branch around it, where only the run tells how often it is computed; else empty.
     when: str
-    #: The cuts and layouts; `None` where nothing cuts any value.
-    how: HowComputed | None
 
     @property
     def operands(self) -> int:
         """The number of operands among the values."""
         return len(self.values) - (len(self.op.results) if self.op is not None and self.part == "op" else 1)
-
-
-class MovingNode(NamedTuple):
-    """An op or edge whose tensors may move."""
-
-    number: int
-    #: The number of the first op or edge with the same layouts, dtypes and way of computing.
-    first: int
-    op: Op | None
-    values: list[int]
-    #: The values' numbers in their own computations or bodies.
-    origins: list[int]
-    times: int
-    when: str
 
 
 class FlowBodies(NamedTuple):
@@ -112,16 +95,27 @@ class Flow:
 
     def node(self, number: int) -> FlowNode:
         """Return the op or edge of a number."""
-        part, place, values, times, how = self._found.node(number)
+        return self._node(*self._found.node(number))
+
+    def _node(self, number: int, part: str, place: list[int], values: list[int], times: int) -> FlowNode:
         op, when = op_at(self._computation, place) if place else (None, "")
-        return FlowNode(part, op, values, times, when, None if how is None else HowComputed(*how))
+        return FlowNode(number, part, op, values, times, when)
+
+    def how(self, node: FlowNode) -> HowComputed | None:
+        """Return the cuts and layouts with which an op computes; `None` where nothing cuts any value."""
+        how = self._found.how(node.number)
+        return None if how is None else HowComputed(*how)
 
     @property
-    def moving(self) -> Iterator[MovingNode]:
-        """The ops and edges whose tensors may move."""
-        for number, first, place, values, origins, times in self._found.moving:
-            op, when = op_at(self._computation, place) if place else (None, "")
-            yield MovingNode(number, first, op, values, origins, times, when)
+    def moving(self) -> Iterator[tuple[int, FlowNode]]:
+        """The ops and edges whose tensors may move, with the number of the first that moves in the same way."""
+        for first, node in self._found.moving:
+            yield first, self._node(*node)
+
+    @cached_property
+    def origins(self) -> list[int]:
+        """The number of each value in its own computation or body."""
+        return self._found.origins
 
     @cached_property
     def nodes(self) -> list[FlowNode]:

@@ -10,7 +10,7 @@ from .._dtypes import itemsize_of
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..reshard.kinds import CollectiveStep
-from .flow import Flow, FlowNode, FlowValue, Specs, when_computed
+from .flow import Flow, FlowNode, FlowValue, HowComputed, Specs, when_computed
 from .given import Policy
 from .move import Move, move_between
 from .shift import missing_elements
@@ -48,7 +48,7 @@ class Moves:
         self._known: dict[Any, list[_OpMove]] = {}
 
     def layout(self, specs: Specs, summed: tuple[str, ...] = ()) -> TensorLayout:
-        """Return the layout with these axes and addends."""
+        """Return the layout with these axes and addends; equal ones are one object."""
         if (specs, summed) not in self._layouts:
             self._layouts[specs, summed] = TensorLayout(specs, self._mesh, unreduced=summed)
         return self._layouts[specs, summed]
@@ -57,20 +57,20 @@ class Moves:
         """Return all moves in order; by other policies than Shardy's an operand that two ops need alike moves once."""
         found: list[Move] = []
         there: set[tuple[int, Specs]] = set()
-        known: dict[tuple[Any, ...], tuple[str, list[_OpMove]]] = {}
-        for number, first, op, values, origins, times, when in flow.moving:
+        known: dict[tuple[Any, ...], list[_OpMove]] = {}
+        for first, node in flow.moving:
+            _, part, op, values, times, when = node
             name, source = ("output", "") if op is None else (op.name, op.source)
             # The attributes of ops with one rule are equal; edges have none.
             key = first, name, op and id(op.rule)
             if key not in known:
-                known[key] = self._alike(flow, flow.node(number))
-            part, moves = known[key]
-            for at, move, moved in moves:
+                known[key] = self._alike(flow, node)
+            for at, move, moved in known[key]:
                 if moved is not None and not self._shardy:
                     if (values[at], moved) in there:
                         continue
                     there.add((values[at], moved))
-                placed = {"value": origins[at], "source": source, "times": times, "when": when}
+                placed = {"value": flow.origins[values[at]], "source": source, "times": times, "when": when}
                 if part == "result" and op is not None and (at or name == "case"):
                     # What a body gives moves as often as the body is computed.
                     is_loop = name == "loop"
@@ -79,19 +79,18 @@ class Moves:
                 found.append(Move(**vars(move) | placed))
         return found
 
-    def _alike(self, flow: Flow, node: FlowNode) -> tuple[str, list[_OpMove]]:
-        """Return a node's part, and the moves that it shares with the nodes that are like it."""
-        values = [flow.value(value) for value in node.values]
-        name = "output" if node.op is None else node.op.name
-        key = (node.part, name, node.op and id(node.op.rule), node.how, *((v.shape, v.dtype, v.layout) for v in values))
+    def _alike(self, flow: Flow, node: FlowNode) -> list[_OpMove]:
+        """Return the moves that a node shares with the nodes that are like it."""
+        values, how = [flow.value(value) for value in node.values], flow.how(node)
+        assert how is not None
+        key = (node.part, node.op and (node.op.name, id(node.op.rule)), how, *values)
         if key not in self._known:
-            self._known[key] = list(self._of_op(node, values))
-        return node.part, self._known[key]
+            self._known[key] = list(self._of_op(node, how, values))
+        return self._known[key]
 
-    def _of_op(self, node: FlowNode, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
+    def _of_op(self, node: FlowNode, how: HowComputed, values: Sequence[FlowValue]) -> Iterator[_OpMove]:
         """Yield the moves of one op or edge."""
-        assert node.how is not None
-        cuts, local, summed, possible = node.how
+        cuts, local, summed, possible = how
         outer = [value.specs for value in values]
         inner = [specs or held for specs, held in zip(local, outer, strict=True)]
         rule = None if node.op is None else node.op.rule

@@ -118,7 +118,7 @@ class Devices:
         return [[(low, high) for low, high in box] for box in boxes]
 
     def _dtype(self, value: int) -> np.dtype[Any]:
-        return value_dtype(self._flow.value(value).origin, self._flow.value(value).dtype)
+        return value_dtype(self._flow.origins[value], self._flow.value(value).dtype)
 
     def _cut(self, value: int, whole: Array, specs: Specs) -> list[Array]:
         return self._partition(self._flow.value(value).shape, specs).views(np.asarray(whole))
@@ -160,7 +160,7 @@ class Devices:
         results = len(op.results)
         operands, made = node.values[:-results], node.values[-results:]
         none = (None,) * len(node.values)
-        _, layouts, summed, possible = node.how or ((), none, (), none)
+        _, layouts, summed, possible = self._flow.how(node) or ((), none, (), none)
         used = [possible[at] or layouts[at] or self._specs(value) for at, value in enumerate(node.values)]
         taken = [self._shards(value, specs) for value, specs in zip(operands, used, strict=False)]
         shapes = [self._flow.value(value).shape for value in node.values]

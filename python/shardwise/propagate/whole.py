@@ -93,13 +93,9 @@ class Propagation(Drawn):
 
     @cached_property
     def _held(self) -> tuple[tuple[TensorLayout | None, ...], tuple[TensorLayout | None, ...]]:
-        made: dict[Any, TensorLayout | None] = {None: None}
-
         def layout(number: int | None) -> TensorLayout | None:
             specs = None if number is None else self._flow.value(number).layout
-            if specs not in made:
-                made[specs] = TensorLayout(specs or (), self.mesh)
-            return made[specs]
+            return None if specs is None else self._moves.layout(specs)
 
         values, results = self._found.numbers
         return tuple(map(layout, values)), tuple(map(layout, results))
@@ -258,7 +254,7 @@ def propagate(
     """
     instance("computation", computation, Computation)
     check_policy(policy)
-    inputs = [computation.shapes[number] for number in range(computation.inputs)]
+    inputs = computation.shapes[: computation.inputs]
     outputs = [computation.shapes[number] for number in computation.outputs]
     given = _named(computation, layouts) if isinstance(layouts, Mapping) else _listed("layouts", layouts, len(inputs))
     wanted = [None] * len(outputs) if results is None else _listed("results", results, len(outputs))

@@ -143,6 +143,16 @@ impl Rule {
         &self.numbers[Self::first(&self.dims, dim)..self.dims[dim] as usize]
     }
 
+    /// The factors of each dim of a tensor.
+    pub(crate) fn dims(&self, tensor: usize) -> impl Iterator<Item = &[u32]> {
+        (0..self.rank(tensor)).map(move |dim| self.dim(tensor, dim))
+    }
+
+    /// True if a dim of a tensor has a factor.
+    pub(crate) fn has(&self, tensor: usize, factor: usize) -> bool {
+        self.dims(tensor).flatten().any(|other| *other as usize == factor)
+    }
+
     /// True if each dim is one factor.
     #[must_use]
     pub fn is_plain(&self) -> bool {

@@ -5,9 +5,9 @@ use std::{collections::HashSet, sync::Arc};
 use super::{
     axes,
     flow::Flow,
-    node::{Node, Part, Way},
+    node::{Node, Part},
     numbered::{Map, Numbered},
-    project::Specs,
+    project::{Specs, is_whole},
     reshaped::reshaped,
 };
 use crate::{
@@ -49,22 +49,19 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
     for node in flow.nodes.iter().filter(|node| node.part == Part::Result && node.ruled.rule.operands() == 2) {
         held.begins[node.values[2]] = inner.contains(&node.values[2]).then_some(node.values[0]);
     }
-    let mut decided = vec![false; flow.nodes.len() + flow.outputs.len()];
-    for body in flow.bodies.iter().filter(|body| body.decides.is_some()) {
-        let edges = body.bounds[body.bounds.len() - 1]..;
-        let place = |at: &usize| flow.nodes.get(*at).filter(|node| node.part == Part::Result).map(|node| node.place);
-        let own = place(&edges.start);
-        edges.take_while(|at| own.is_some() && place(at) == own).for_each(|at| decided[at] = true);
-    }
+    // The places of loops with a test and of cases: their edges to results come after their bodies.
+    let deciding = flow.bodies.iter().filter(|body| body.decides.is_some());
+    let edges = deciding.filter_map(|body| flow.nodes.get(body.bounds[body.bounds.len() - 1]));
+    let decided: HashSet<usize> = edges.filter(|node| node.part == Part::Result).map(|node| node.place).collect();
     // By the layouts of operands, and the rule.
     let mut known: Map<Box<[usize]>, Vec<u32>> = Map::default();
     let mut key: Vec<usize> = Vec::new();
-    for (node, decided) in flow.nodes.iter().chain(&flow.outputs).zip(decided) {
+    for node in flow.nodes.iter().chain(&flow.outputs) {
         let (operands, results) = node.values.split_at(node.ruled.rule.operands());
-        if decided {
+        if node.part == Part::Result && decided.contains(&node.place) {
             held.alike(node)?;
         }
-        if matches!(node.way, Way::Edge | Way::Constraint) {
+        if node.is_edge() {
             if held.layouts[results[0]].is_none() {
                 let (specs, input) = held.of(operands[0]);
                 (held.layouts[results[0]], held.inputs[results[0]]) = (Some(specs), input);
@@ -73,7 +70,7 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
         }
         key.clear();
         key.extend(operands.iter().map(|value| held.of(*value).0 as usize));
-        let cut = key.iter().position(|number| held.specs(*number).iter().any(|spec| !spec.is_empty()));
+        let cut = key.iter().position(|number| !is_whole(Some(held.specs(*number))));
         let input = cut.and_then(|operand| held.inputs[flow.same[operands[operand]]]);
         key.push(Arc::as_ptr(&node.ruled).addr());
         let found = match known.get(&key[..]) {
@@ -107,20 +104,13 @@ impl Held<'_> {
             let (specs, other) = self.of(*source);
             let [first, specs] = [first, specs].map(|number| self.shared.at(number));
             if let Some(dim) = (0..specs.len()).find(|dim| specs[*dim] != first[*dim]) {
-                let text = |spec: &[SubAxis]| {
-                    let names: Vec<String> = spec.iter().map(|axis| axis.name(&self.flow.mesh)).collect();
-                    if names.is_empty() { "whole".to_owned() } else { format!("cut over {}", names.join("+")) }
-                };
                 let is_loop = self.begins[node.values[sources.len()]].is_some();
                 let [before, after] =
                     if is_loop { ["it begins", "a trip ends"] } else { ["one branch ends", "another ends"] };
-                let (first, other_text) = (text(&first[dim]), text(&specs[dim]));
-                let why = format!("{before} with dim {dim} of a value {first}, and {after} with it {other_text}");
-                return Err(Disagreement {
-                    why,
-                    operands: vec![(0, input), (number, other)],
-                    place: self.flow.path(node.place),
-                });
+                let [begun, ended] = [first, specs].map(|specs| how_cut(&specs[dim], &self.flow.mesh));
+                let why = format!("{before} with dim {dim} of a value {begun}, and {after} with it {ended}");
+                let (operands, place) = (vec![(0, input), (number, other)], self.flow.path(node.place));
+                return Err(Disagreement { why, operands, place });
             }
         }
         Ok(())
@@ -159,6 +149,12 @@ impl Held<'_> {
     }
 }
 
+/// The axes of a dim in words.
+fn how_cut(axes: &[SubAxis], mesh: &Mesh) -> String {
+    let names: Vec<String> = axes.iter().map(|axis| axis.name(mesh)).collect();
+    if names.is_empty() { "whole".to_owned() } else { format!("cut over {}", names.join("+")) }
+}
+
 /// An op with the layouts of its operands.
 struct Explicit<'a> {
     ruled: &'a Ruled,
@@ -185,7 +181,7 @@ impl Explicit<'_> {
                 Some((at, format!("dim {dim} of operands[{at}]")))
             };
             let (operands, places): (Vec<usize>, Vec<String>) = (0..self.specs.len()).filter_map(of_operand).unzip();
-            let (name, cut) = (self.axes(&[*axis]), places.join(" and "));
+            let (name, cut) = (axis.name(self.mesh), places.join(" and "));
             return Err((format!("{name} would cut dims {first} and {dim} of the result: it cuts {cut}"), operands));
         }
         let of = |shape: &&[i64]| {
@@ -197,57 +193,35 @@ impl Explicit<'_> {
     fn result(&self) -> Result<Specs, Conflict> {
         let rule = &self.ruled.rule;
         match self.ruled.name.as_str() {
-            "select" => {
-                self.equal(1, 2)?;
-                if !self.shapes[0].is_empty() {
-                    self.equal(0, 1)?;
-                }
-                Ok(Specs::clone(self.specs[1]))
-            }
-            "clamp" => Ok(Specs::clone(self.specs[1])),
-            name if is_elementwise(name) => {
-                let rank = self.specs.iter().map(|specs| specs.len()).max().unwrap_or(0);
-                let ranked =
-                    |dim| (0..self.specs.len()).filter(|at| !self.specs[*at].is_empty()).map(move |at| (at, dim));
-                (0..rank).map(|dim| Ok(self.agreed(ranked(dim))?.to_vec())).collect()
-            }
-            "transpose" | "broadcast_in_dim" | "reduce" => Ok(self.passed(1)),
+            "select" => self.like(1, [2, 0]),
+            "clamp" => self.like(1, []),
+            name if is_elementwise(name) => self.met(),
+            "transpose" | "broadcast_in_dim" | "reduce" => Ok(self.passed()),
             "reshape" => self.reshaped(),
-            "concatenate" | "dynamic_update_slice" => {
-                // Numbers of places have no dims.
-                let mut ranked = (1..self.specs.len()).filter(|other| !self.specs[*other].is_empty());
-                ranked.try_for_each(|other| self.equal(0, other))?;
-                Ok(Specs::clone(self.specs[0]))
-            }
-            "reverse" => Ok(Specs::clone(self.specs[0])),
+            "concatenate" | "dynamic_update_slice" => self.like(0, 1..self.specs.len()),
+            "reverse" => self.like(0, []),
             "sort" => {
                 let along = (0..rule.rank(0)).find(|dim| self.kind(0, *dim) == Kind::Whole);
                 for operand in 0..self.specs.len() {
                     along.map_or(Ok(()), |along| self.whole(operand, along))?;
-                    self.equal(0, operand)?;
+                    self.like(0, [operand])?;
                 }
-                Ok(Specs::clone(self.specs[0]))
+                self.like(0, [])
             }
             "slice" | "pad" | "dynamic_slice" | "reduce_window" | "convolution" => self.windows(),
             "dot_general" => self.product(),
             "gather" => self.gathered(),
             "scatter" => self.scattered(),
-            name if self.specs.iter().flat_map(|specs| specs.iter()).any(|spec| !spec.is_empty()) => {
+            name if !self.specs.iter().all(|specs| is_whole(Some(specs))) => {
                 Err((format!("explicit mode has no rule for {name}"), Vec::new()))
             }
             _ => Ok(Vec::new()),
         }
     }
 
-    fn axes(&self, axes: &[SubAxis]) -> String {
-        axes.iter().map(|axis| axis.name(self.mesh)).collect::<Vec<_>>().join("+")
-    }
-
     /// Says how a dim of an operand is cut.
     fn text(&self, operand: usize, dim: usize) -> String {
-        let axes = self.axes(&self.specs[operand][dim]);
-        let how = if axes.is_empty() { "whole".to_owned() } else { format!("cut over {axes}") };
-        format!("dim {dim} of operands[{operand}] is {how}")
+        format!("dim {dim} of operands[{operand}] is {}", how_cut(&self.specs[operand][dim], self.mesh))
     }
 
     fn differ(&self, first: (usize, usize), other: (usize, usize)) -> Conflict {
@@ -270,9 +244,15 @@ impl Explicit<'_> {
         Ok(first.map_or(&[], |(at, dim)| &self.specs[at][dim]))
     }
 
-    fn equal(&self, first: usize, other: usize) -> Result<(), Conflict> {
-        let differ = (0..self.specs[first].len()).find(|dim| self.specs[first][*dim] != self.specs[other][*dim]);
-        differ.map_or(Ok(()), |dim| Err(self.differ((first, dim), (other, dim))))
+    /// The layout of one operand, which others must have too that have dims: numbers of places have none.
+    fn like(&self, operand: usize, others: impl IntoIterator<Item = usize>) -> Result<Specs, Conflict> {
+        let own = self.specs[operand];
+        for other in others.into_iter().filter(|other| !self.specs[*other].is_empty()) {
+            if let Some(dim) = (0..own.len()).find(|dim| own[*dim] != self.specs[other][*dim]) {
+                return Err(self.differ((operand.min(other), dim), (operand.max(other), dim)));
+            }
+        }
+        Ok(own.clone())
     }
 
     fn whole(&self, operand: usize, dim: usize) -> Result<(), Conflict> {
@@ -296,14 +276,25 @@ impl Explicit<'_> {
         (0..self.ruled.rule.rank(tensor)).find(|dim| self.factor(tensor, *dim) == factor)
     }
 
+    /// The operands that have a factor, and its dim in each.
+    fn places(&self, factor: u32) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.specs.len()).filter_map(move |at| Some((at, self.dim(at, factor)?)))
+    }
+
     /// The layout of the result whose dims are cut as those of the first operands that have them.
-    fn passed(&self, operands: usize) -> Specs {
+    fn passed(&self) -> Specs {
         let result = self.specs.len();
         let of_dim = |dim| {
-            let factor = self.factor(result, dim);
-            let place = (0..operands).find_map(|at| Some((at, self.dim(at, factor)?)));
+            let place = self.places(self.factor(result, dim)).next();
             place.map_or_else(Vec::new, |(at, dim)| self.specs[at][dim].clone())
         };
+        (0..self.ruled.rule.rank(result)).map(of_dim).collect()
+    }
+
+    /// The layout of the result whose dims are cut as those of all operands that have them and are not whole.
+    fn met(&self) -> Result<Specs, Conflict> {
+        let result = self.specs.len();
+        let of_dim = |dim| Ok(self.agreed(self.places(self.factor(result, dim)))?.to_vec());
         (0..self.ruled.rule.rank(result)).map(of_dim).collect()
     }
 
@@ -326,14 +317,13 @@ impl Explicit<'_> {
     /// A factor is cut as in the first operand that has it; one that is summed may be cut in one operand only.
     fn product(&self) -> Result<Specs, Conflict> {
         let factors = self.ruled.rule.factors();
-        let of_kind = |kind| (0..factors.len()).filter(move |factor| factors[*factor].kind == kind);
-        let places =
-            |factor: usize| (0..self.specs.len()).filter_map(move |at| Some((at, self.dim(at, factor as u32)?)));
+        let of_kind =
+            |kind| (0_u32..).zip(factors).filter(move |(_, factor)| factor.kind == kind).map(|(number, _)| number);
         for factor in of_kind(Kind::Pass).chain(of_kind(Kind::Sum)) {
-            self.agreed(places(factor))?;
+            self.agreed(self.places(factor))?;
         }
         for factor in of_kind(Kind::Sum) {
-            let cut: Vec<_> = places(factor).filter(|(at, dim)| !self.specs[*at][*dim].is_empty()).collect();
+            let cut: Vec<_> = self.places(factor).filter(|(at, dim)| !self.specs[*at][*dim].is_empty()).collect();
             if let [first, (other, dim)] = cut[..] {
                 let why = format!(
                     "{}, and so is dim {dim} of operands[{other}], and both are summed: the result may be whole, cut or left \
@@ -343,7 +333,7 @@ impl Explicit<'_> {
                 return Err((why, vec![first.0, other]));
             }
         }
-        Ok(self.passed(self.specs.len()))
+        Ok(self.passed())
     }
 
     /// Dims that the first operand does not have must be whole.
@@ -355,13 +345,7 @@ impl Explicit<'_> {
     /// Numbers of rows may be cut only along dims that the operand has as well, and of the operand only what is taken as a whole.
     fn gathered(&self) -> Result<Specs, Conflict> {
         let rule = &self.ruled.rule;
-        let mut found = self.passed(1);
-        for (dim, spec) in found.iter_mut().enumerate() {
-            let factor = self.factor(2, dim);
-            if let (Some(first), Some(other)) = (self.dim(0, factor), self.dim(1, factor)) {
-                *spec = self.agreed([(0, first), (1, other)].into_iter())?.to_vec();
-            }
-        }
+        let found = self.met()?;
         let taken = |dim: &usize| self.kind(0, *dim) == Kind::Pass || self.shapes[0][*dim] == 1;
         (0..rule.rank(0)).filter(|dim| !taken(dim)).try_for_each(|dim| self.whole(0, dim))?;
         self.apart_is_whole(1)?;

@@ -361,7 +361,12 @@ impl Ops {
         let constraint = self.nodes.remove(at);
         let made = self.nodes.iter().position(|node| node.way == Way::Edge && node.values.last() == Some(&operand));
         let used = || self.nodes.iter().position(|node| node.values.contains(&operand)).unwrap_or(at);
-        let first = made.map_or_else(used, |made| made + 1);
+        let first = made.map_or_else(used, |made| {
+            // The edges to the results of one op stay together.
+            let own = &self.nodes[made];
+            let beside = |node: &&Node| own.part == Part::Result && (node.part, node.place) == (own.part, own.place);
+            made + 1 + self.nodes[made + 1..].iter().take_while(beside).count()
+        });
         for node in &mut self.nodes[first..] {
             if let Some((_, taken)) = node.values.split_last_mut() {
                 taken.iter_mut().filter(|value| **value == operand).for_each(|value| *value = result);

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{
     axes,
-    op::{Op, Settled, of_cuts},
+    meet::Cuts,
+    op::Lowered,
     project::{self, Specs, Tensor},
 };
 use crate::{
@@ -23,62 +24,41 @@ use crate::{
 /// The most tensors whose orders are all looked at; of more, each goes first once.
 const FEW: usize = 4;
 
-pub(super) fn settle(op: Op<'_>) -> Result<Option<Settled>> {
-    let operands = op.rule.operands();
-    let ways = ways(op.mesh, op.rule, op.layouts, op.kept, None);
-    let found = cheapest(op.rule, &ways, |tensor, outer, inner, summed| {
-        let summed: Vec<SubAxis> = summed.iter().copied().filter(|axis| !op.kept.contains(axis)).collect();
-        let (from, to, summed): (_, _, &[SubAxis]) =
-            if tensor < operands { (outer, inner, &[]) } else { (inner, outer, &summed) };
-        price(op.mesh, op.shapes[tensor], from, to, summed, op.itemsizes[tensor])
-    })?;
-    Ok(found.map(|found| ways[found].clone()))
-}
-
-/// The ways to compute: those of the orders of tensors, and that of `other` cuts, each once, whose results are addends over the
-/// axes that are `kept`.
-pub(super) fn ways(
-    mesh: &Mesh,
-    rule: &Rule,
-    layouts: &[Option<Specs>],
-    kept: &[SubAxis],
-    other: Option<Vec<Vec<SubAxis>>>,
-) -> Vec<Settled> {
-    let given: Vec<usize> = (0..rule.tensors()).filter(|tensor| layouts[*tensor].is_some()).collect();
-    let projected: Vec<Tensor> =
-        (0..rule.tensors()).map(|tensor| project::project(rule, tensor, layouts[tensor].as_ref(), true)).collect();
-    let in_order = |order: &Vec<usize>| [true, false].map(|summed| in_order(mesh, rule, &projected, order, summed));
-    let mut found: Vec<Settled> = Vec::new();
-    for mut cuts in orders(&given).iter().flat_map(in_order).chain(other) {
+/// The cuts to compute with: those that come of the orders of tensors, and `other`, each once.
+pub(super) fn ways(mesh: &Mesh, rule: &Rule, tensors: &[Tensor], other: Option<Cuts>) -> Vec<Cuts> {
+    let all: Vec<usize> = (0..tensors.len()).collect();
+    let in_order = |order: &Vec<usize>| [true, false].map(|summed| in_order(mesh, rule, tensors, order, summed));
+    let mut found: Vec<Cuts> = Vec::new();
+    for mut cuts in orders(&all).iter().flat_map(in_order).chain(other) {
         project::in_one_piece(rule, &mut cuts);
-        if found.iter().all(|way| way.cuts != cuts) {
-            let layout = |tensor: usize| layouts[tensor].clone().unwrap_or_else(|| of_cuts(rule, tensor, &cuts));
-            let layouts = (0..rule.tensors()).map(layout).collect();
-            found.push(Settled::new(rule, cuts, layouts));
+        if !found.contains(&cuts) {
+            found.push(cuts);
         }
     }
-    found.retain(|way| kept.iter().all(|axis| way.summed.contains(axis)));
     found
 }
 
-/// The number of the cheapest of some ways to compute; `price` says what it costs to have a tensor of one layout, its value's, in another, that
-/// it computes with, where results are addends over some axes.
+/// The number of the cheapest of some ways to compute; `price` says what the tensor of a number moves in one of them, which if it
+/// is a result is addends over some axes.
 pub(super) fn cheapest(
     rule: &Rule,
-    ways: &[Settled],
-    mut price: impl FnMut(usize, &Specs, &Specs, &[SubAxis]) -> Result<i64>,
+    ways: &[Arc<Lowered>],
+    mut price: impl FnMut(usize, usize, &[SubAxis]) -> Result<i64>,
 ) -> Result<Option<usize>> {
+    if ways.len() <= 1 {
+        return Ok(ways.len().checked_sub(1));
+    }
     let mut best: Option<((i64, i64), usize)> = None;
-    for (number, settled) in ways.iter().enumerate() {
+    for (number, way) in ways.iter().enumerate() {
         let mut bytes = 0_i64;
-        for (tensor, (outer, inner)) in settled.layouts.iter().zip(&settled.local).enumerate() {
-            let summed: &[SubAxis] = if tensor < rule.operands() { &[] } else { &settled.summed };
-            if outer != inner || !summed.is_empty() {
-                bytes = bytes.saturating_add(price(tensor, outer, inner, summed)?);
+        for (tensor, inner) in way.local.iter().enumerate() {
+            let summed: &[SubAxis] = if tensor < rule.operands() { &[] } else { &way.summed };
+            if inner.is_some() || !summed.is_empty() {
+                bytes = bytes.saturating_add(price(number, tensor, summed)?);
             }
         }
         // Of the same bytes, what leaves each device the least to do.
-        let cost = (bytes, -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>());
+        let cost = (bytes, -way.cuts.iter().map(|list| axes::shards(list)).product::<i64>());
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, number));
         }
@@ -102,8 +82,8 @@ fn orders(tensors: &[usize]) -> Vec<Vec<usize>> {
 
 /// The cuts that the tensors' layouts give, of which each keeps what those before it leave; factors that are summed may be
 /// left whole.
-fn in_order(mesh: &Mesh, rule: &Rule, tensors: &[Tensor], order: &[usize], summed: bool) -> Vec<Vec<SubAxis>> {
-    let mut cuts: Vec<Vec<SubAxis>> = vec![Vec::new(); rule.factors().len()];
+fn in_order(mesh: &Mesh, rule: &Rule, tensors: &[Tensor], order: &[usize], summed: bool) -> Cuts {
+    let mut cuts: Cuts = vec![Vec::new(); rule.factors().len()];
     for &tensor in order {
         for (factor, cut) in tensors[tensor].iter().enumerate() {
             let Some(cut) = cut else { continue };

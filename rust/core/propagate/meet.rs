@@ -75,11 +75,8 @@ pub(crate) fn reshaped(rule: &Rule, tensors: &[Tensor], mesh: &Mesh) -> Option<C
 
 /// Gives each axis, or parts of it, to the first factors of a tensor that can take them; the last takes what is left.
 fn deal(rule: &Rule, tensor: usize, cuts: &mut Tensor, list: &[SubAxis]) {
-    let order: Vec<usize> = (0..rule.rank(tensor))
-        .flat_map(|dim| rule.dim(tensor, dim))
-        .map(|factor| *factor as usize)
-        .filter(|factor| cuts[*factor].is_some())
-        .collect();
+    let order: Vec<usize> =
+        rule.dims(tensor).flatten().map(|factor| *factor as usize).filter(|factor| cuts[*factor].is_some()).collect();
     let mut left: Vec<i64> = order.iter().map(|factor| rule.factors()[*factor].size).collect();
     for cut in cuts.iter_mut().flatten() {
         (cut.axes, cut.overflow) = (Vec::new(), Vec::new());
@@ -126,21 +123,22 @@ struct Offer {
     shards: i64,
 }
 
-/// The cuts that an op computes with; `sizes` are the elements of its tensors.
-pub(crate) fn meet(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cuts {
+/// The cuts that an op computes with whose tensors have these shapes.
+pub(crate) fn meet(rule: &Rule, tensors: &[Tensor], shapes: &[&[i64]], mesh: &Mesh) -> Cuts {
     if let Some(agreed) = agreed(rule, tensors) {
         return agreed;
     }
+    let elements = |shape: &&[i64]| shape.iter().fold(1_i64, |n, size| n.saturating_mul(*size));
+    let sizes: Vec<i64> = shapes.iter().map(elements).collect();
     let ranked: Vec<usize> = (0..rule.tensors()).filter(|tensor| rule.rank(*tensor) > 0).collect();
     let whole = rule.factors().iter().any(|factor| factor.kind == Kind::Whole);
-    let compound = ranked.iter().any(|&tensor| (0..rule.rank(tensor)).any(|dim| rule.dim(tensor, dim).len() > 1));
     if let [first, second] = ranked[..]
         && !whole
-        && !compound
+        && rule.is_plain()
     {
-        return of_two(rule, tensors, sizes, [first, second], mesh);
+        return of_two(rule, tensors, &sizes, [first, second], mesh);
     }
-    let mut found = by_weight(rule, tensors, sizes, mesh);
+    let mut found = by_weight(rule, tensors, &sizes, mesh);
     if whole {
         move_to_batch(rule, &ranked, &mut found);
     }
@@ -200,7 +198,7 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
     // A factor of a dim waits for the one before it.
     let mut waits: Vec<Vec<u32>> = vec![Vec::new(); factors.len()];
     for tensor in 0..rule.tensors() {
-        for pair in (0..rule.rank(tensor)).flat_map(|dim| rule.dim(tensor, dim).windows(2)) {
+        for pair in rule.dims(tensor).flat_map(|dim| dim.windows(2)) {
             waits[pair[1] as usize].push(pair[0]);
         }
     }
@@ -244,12 +242,7 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
 
 /// Cuts of factors that must be whole go to those that pass everywhere, as far as these divide.
 fn move_to_batch(rule: &Rule, ranked: &[usize], found: &mut Cuts) {
-    let everywhere = |number: usize| {
-        let in_tensor = |tensor: usize| {
-            (0..rule.rank(tensor)).any(|dim| rule.dim(tensor, dim).iter().any(|factor| *factor as usize == number))
-        };
-        ranked.iter().all(|tensor| in_tensor(*tensor))
-    };
+    let everywhere = |number: usize| ranked.iter().all(|tensor| rule.has(*tensor, number));
     for number in 0..found.len() {
         if rule.factors()[number].kind != Kind::Whole {
             continue;

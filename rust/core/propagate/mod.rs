@@ -5,7 +5,7 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | `op` | an op with layouts, and how it computes |
+//! | `op` | how an op computes |
 //! | `node` | an op of a computation, or an edge |
 //! | `flow` | a computation as layouts go through it: one list of ops, and edges into calls and loops |
 //! | `copies` | constants made anew for each use |
@@ -15,7 +15,7 @@
 //! | `explicit` | those that JAX's explicit mode gives, or where it gives none |
 //! | `reshaped` | what it gives for reshapes |
 //! | `lower` | how its ops compute, and what must move for each |
-//! | `settle` | that, by each policy |
+//! | `settle` | the same of one op, some of whose tensors have no layout |
 //! | `axes` | which lists of axes begin one another, or share a part |
 //! | `project` | layout → cuts of factors, and back |
 //! | `agree` | what tensors without a layout take over from the others |
@@ -41,7 +41,8 @@ mod whole;
 
 pub use explicit::Disagreement;
 pub use flow::{Bodies, Flow, Made, Ops, Start};
-pub use lower::{Lowered, Propagated, propagate};
+pub use lower::{Propagated, propagate};
 pub use node::{Node, Part, Way};
-pub use op::{Op, Policy, Settled, Specs};
-pub use settle::settle;
+pub use op::{Lowered, Policy};
+pub use project::Specs;
+pub use settle::{Op, settle};

@@ -66,8 +66,13 @@ pub struct Node {
 }
 
 impl Node {
+    /// True if it has no rule of its own: its operands need the layout of its result.
+    pub(super) fn is_edge(&self) -> bool {
+        matches!(self.way, Way::Edge | Way::Constraint)
+    }
+
     /// True if each dim of its tensors that have dims is one factor, the same of all, which passes.
     pub(super) fn is_even(&self) -> bool {
-        matches!(self.way, Way::Alike | Way::Constraint | Way::Edge)
+        self.way == Way::Alike || self.is_edge()
     }
 }

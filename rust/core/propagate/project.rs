@@ -6,6 +6,11 @@ use crate::{factor::rule::Rule, radix, sub_axis::SubAxis};
 /// The axes of each dim of a tensor, major first.
 pub type Specs = Vec<Vec<SubAxis>>;
 
+/// True for a layout that cuts nothing, and for none.
+pub(crate) fn is_whole(specs: Option<&Specs>) -> bool {
+    specs.is_none_or(|specs| specs.iter().all(Vec::is_empty))
+}
+
 /// The cut of a factor in one tensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
@@ -45,10 +50,7 @@ pub(crate) fn project_closed(rule: &Rule, tensor: usize, specs: Option<&Specs>, 
             }
             cut.closed = closed[dim];
             if cut.minor {
-                while let Some(axis) = next {
-                    axes::push(&mut cut.axes, axis);
-                    next = rest.next();
-                }
+                next.into_iter().chain(rest).for_each(|axis| axes::push(&mut cut.axes, axis));
                 break;
             }
             let mut left = rule.factors()[*number as usize].size;
@@ -69,14 +71,16 @@ pub(crate) fn project_closed(rule: &Rule, tensor: usize, specs: Option<&Specs>, 
             }
             if left > 1 && next.is_some() {
                 over = true;
-                while let Some(axis) = next {
-                    axes::push(&mut cut.overflow, axis);
-                    next = rest.next();
-                }
+                next.into_iter().chain(rest.by_ref()).for_each(|axis| axes::push(&mut cut.overflow, axis));
             }
         }
     }
     cuts
+}
+
+/// The cuts of the factors of each tensor, of these layouts, which take no more axes.
+pub(crate) fn closed<'a>(rule: &Rule, layouts: impl Iterator<Item = Option<&'a Specs>>) -> Vec<Tensor> {
+    layouts.enumerate().map(|(tensor, specs)| project(rule, tensor, specs, true)).collect()
 }
 
 /// Leaves out the cuts of factors behind one of their dim that is not cut as a whole, of which a device would have elements that
@@ -85,7 +89,7 @@ pub(crate) fn in_one_piece(rule: &Rule, cuts: &mut [Vec<SubAxis>]) {
     loop {
         let mut changed = false;
         for tensor in 0..rule.tensors() {
-            for pair in (0..rule.rank(tensor)).flat_map(|dim| rule.dim(tensor, dim).windows(2)) {
+            for pair in rule.dims(tensor).flat_map(|dim| dim.windows(2)) {
                 let [first, second] = [pair[0] as usize, pair[1] as usize];
                 if axes::shards(&cuts[first]) < rule.factors()[first].size && !cuts[second].is_empty() {
                     cuts[second].clear();
@@ -97,6 +101,12 @@ pub(crate) fn in_one_piece(rule: &Rule, cuts: &mut [Vec<SubAxis>]) {
             return;
         }
     }
+}
+
+/// The layout of a tensor of an op that computes with these cuts.
+pub(crate) fn of_cuts(rule: &Rule, tensor: usize, cuts: &[Vec<SubAxis>]) -> Specs {
+    let cut = |axes: &Vec<SubAxis>| Some(Cut { axes: axes.clone(), ..Cut::default() });
+    layout(rule, tensor, &cuts.iter().map(cut).collect())
 }
 
 /// The layout of a tensor whose factors are cut so.

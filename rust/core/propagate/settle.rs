@@ -1,14 +1,33 @@
-//! An op settled: how it computes, by each policy.
+//! One op by itself, some of whose tensors have no layout.
+
+use std::sync::Arc;
 
 use super::{
     agree, least, meet,
-    op::{Op, Policy, Settled, Specs},
-    project,
+    op::{Lowered, Policy, summed},
+    project::{self, Specs},
 };
-use crate::error::Result;
+use crate::{error::Result, factor::rule::Rule, mesh::Mesh, sub_axis::SubAxis};
 
-/// Settles how the op computes with these layouts, by a policy; none if no way leaves addends over the axes that are to stay.
-/// [`Policy::Explicit`] takes all layouts as they are, and the fewest bytes.
+/// An op with the layouts of its tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Op<'a> {
+    /// The mesh of all layouts.
+    pub mesh: &'a Arc<Mesh>,
+    /// The rule of the op, of known sizes.
+    pub rule: &'a Rule,
+    /// The shapes of operands and results.
+    pub shapes: &'a [&'a [i64]],
+    /// Their layouts; of none, the policy gives one.
+    pub layouts: &'a [Option<Specs>],
+    /// The bytes of an element.
+    pub itemsize: i64,
+    /// The axes over which the results stay addends.
+    pub kept: &'a [SubAxis],
+}
+
+/// The layouts of all tensors of the op, and how it computes, by a policy; none if no way leaves addends over the axes that are to
+/// stay. [`Policy::Explicit`] takes all layouts as they are, and the fewest bytes.
 ///
 /// # Errors
 /// Those of a layout that does not fit its shape.
@@ -20,32 +39,45 @@ use crate::error::Result;
 /// let rule = Rule::parse("([i,k],[k,j])->([i,j])", &[("k", Kind::Sum)], &[], &[], Reduction::Add, &[])?.sized(&shapes)?;
 /// let [dp, tp] = [SubAxis { axis: 0, before: 1, size: 2 }, SubAxis { axis: 1, before: 1, size: 4 }];
 /// let layouts = [Some(vec![vec![dp], vec![]]), Some(vec![vec![], vec![tp]]), None];
-/// let op = Op { mesh: &mesh, rule: &rule, shapes: &shapes, layouts: &layouts, itemsizes: &[4; 3], kept: &[] };
-/// assert_eq!(settle(op, Policy::Shardy)?.unwrap().layouts[2], [[dp], [tp]]);
+/// let op = Op { mesh: &mesh, rule: &rule, shapes: &shapes, layouts: &layouts, itemsize: 4, kept: &[] };
+/// assert_eq!(settle(op, Policy::Shardy)?.unwrap().0[2], [[dp], [tp]]);
 /// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
-pub fn settle(op: Op<'_>, policy: Policy) -> Result<Option<Settled>> {
-    if policy != Policy::Shardy {
-        return least::settle(op);
-    }
-    let found = shardy(op);
-    Ok(op.kept.iter().all(|axis| found.summed.contains(axis)).then_some(found))
+pub fn settle(op: Op<'_>, policy: Policy) -> Result<Option<(Vec<Specs>, Arc<Lowered>)>> {
+    let Op { mesh, rule, .. } = op;
+    let given = if policy == Policy::Shardy { agreed(op) } else { op.layouts.to_vec() };
+    let tensors = project::closed(rule, given.iter().map(Option::as_ref));
+    let mut ways = match policy {
+        Policy::Shardy => vec![meet::meet(rule, &tensors, op.shapes, mesh)],
+        Policy::Explicit | Policy::Least => least::ways(mesh, rule, &tensors, None),
+    };
+    ways.retain(|cuts| op.kept.iter().all(|axis| summed(rule, cuts).contains(axis)));
+    let lowered = |cuts: meet::Cuts| {
+        let inner: Vec<Specs> = (0..rule.tensors()).map(|tensor| project::of_cuts(rule, tensor, &cuts)).collect();
+        let outer = given.iter().zip(&inner).map(|(own, inner)| own.as_ref().unwrap_or(inner).clone());
+        let outer: Vec<Specs> = outer.collect();
+        let local = inner.into_iter().zip(&outer).map(|(inner, outer)| (inner != *outer).then_some(inner)).collect();
+        (outer, Arc::new(Lowered::new(rule, cuts, local, false)))
+    };
+    let (mut layouts, ways): (Vec<Vec<Specs>>, Vec<Arc<Lowered>>) = ways.into_iter().map(lowered).unzip();
+    let found = least::cheapest(rule, &ways, |way, tensor, summed| {
+        let outer = &layouts[way][tensor];
+        let inner = ways[way].local[tensor].as_ref().unwrap_or(outer);
+        let summed: Vec<SubAxis> = summed.iter().copied().filter(|axis| !op.kept.contains(axis)).collect();
+        let (from, to) = if tensor < rule.operands() { (outer, inner) } else { (inner, outer) };
+        least::price(mesh, op.shapes[tensor], from, to, &summed, op.itemsize)
+    })?;
+    Ok(found.map(|found| (layouts.swap_remove(found), ways[found].clone())))
 }
 
-fn shardy(op: Op<'_>) -> Settled {
-    let (rule, mesh) = (op.rule, op.mesh.as_ref());
-    let all = 0..rule.tensors();
-    let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), op.layouts[tensor].is_some());
-    let mut tensors: Vec<project::Tensor> = all.clone().map(of).collect();
-    while agree::agree(rule, &mut tensors, false, mesh, &[], |_| agree::Direction::Both).contains(&true) {}
-    let layout = |tensor: usize| match &op.layouts[tensor] {
-        Some(given) => given.clone(),
-        None => project::layout(rule, tensor, &tensors[tensor]),
+/// The layouts of all tensors, of which those without one take over what the others have.
+fn agreed(op: Op<'_>) -> Vec<Option<Specs>> {
+    let of =
+        |(tensor, given): (usize, &Option<Specs>)| project::project(op.rule, tensor, given.as_ref(), given.is_some());
+    let mut tensors: Vec<project::Tensor> = op.layouts.iter().enumerate().map(of).collect();
+    while agree::agree(op.rule, &mut tensors, false, op.mesh, &[], |_| agree::Direction::Both).contains(&true) {}
+    let layout = |(tensor, given): (usize, &Option<Specs>)| {
+        Some(given.clone().unwrap_or_else(|| project::layout(op.rule, tensor, &tensors[tensor])))
     };
-    let layouts: Vec<Specs> = all.clone().map(layout).collect();
-    let closed: Vec<_> = all.map(|tensor| project::project(rule, tensor, Some(&layouts[tensor]), true)).collect();
-    let sizes: Vec<i64> =
-        op.shapes.iter().map(|shape| shape.iter().fold(1_i64, |n, size| n.saturating_mul(*size))).collect();
-    let cuts = meet::meet(rule, &closed, &sizes, mesh);
-    Settled::new(rule, cuts, layouts)
+    op.layouts.iter().enumerate().map(layout).collect()
 }

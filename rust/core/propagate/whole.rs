@@ -12,7 +12,7 @@ use super::{
     flow::{Flow, Start},
     node::{Node, Way},
     numbered::{Map, Numbered},
-    project::{self, Specs},
+    project::{self, Specs, is_whole},
     uses::Uses,
 };
 use crate::{factor::rule::Kind, mesh::Mesh, radix, sub_axis::SubAxis};
@@ -241,11 +241,6 @@ impl<'a> Passes<'a> {
         ops[number] = found.is_empty().then_some((*visits, ways));
         found
     }
-}
-
-/// True for a layout that cuts nothing, and for none.
-pub(super) fn is_whole(specs: Option<&Specs>) -> bool {
-    specs.is_none_or(|specs| specs.iter().all(Vec::is_empty))
 }
 
 /// True if all layouts that have dims have the same axes.

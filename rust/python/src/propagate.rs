@@ -10,23 +10,23 @@ use shardwise_core::{
     computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
-        Bodies, Flow, Lowered, Node, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
-        settle as settled,
+        Bodies, Flow, Lowered, Made, Node, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way,
+        propagate, settle as settled,
     },
     sub_axis::SubAxis,
 };
 
 use crate::{
-    convert::{integers, strings},
+    convert::strings,
     errors::{answer, guard, to_py},
     factor::{FactorRule, Shapes},
     mesh::Mesh,
 };
 
-/// Says how an op computes with tensors of these layouts, each the axes of its dims or none: the cuts of its factors, the layouts
-/// of its tensors, those that it computes with, the axes of addends; none if none leaves addends over the axes that are to stay.
+/// For an op whose tensors have these layouts, each the axes of its dims or none, those that they get, and how it computes; none if
+/// no way leaves addends over the axes that are to stay.
 #[pyfunction]
-#[pyo3(signature = (mesh, rule, shapes, layouts, itemsizes, kept, policy, /))]
+#[pyo3(signature = (mesh, rule, shapes, layouts, itemsize, kept, policy, /))]
 #[allow(clippy::too_many_arguments, reason = "they are what an op is, and it is asked in one place")]
 pub(crate) fn settle<'py>(
     py: Python<'py>,
@@ -34,7 +34,7 @@ pub(crate) fn settle<'py>(
     rule: &FactorRule,
     shapes: &Bound<'py, PyAny>,
     layouts: &Bound<'py, PyAny>,
-    itemsizes: &Bound<'py, PyAny>,
+    itemsize: i64,
     kept: &Bound<'py, PyAny>,
     policy: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -42,28 +42,31 @@ pub(crate) fn settle<'py>(
         let policy = policy_named(policy)?;
         let shapes = Shapes::new("shapes", shapes)?;
         let shapes = shapes.all();
-        let itemsizes = integers("itemsizes", itemsizes)?;
         let layouts = layouts.try_iter()?.map(|layout| specs(&mesh.core, &layout?)).collect::<PyResult<Vec<_>>>()?;
         let rule = rule.core.sized(&shapes).map_err(to_py)?;
-        let ranked = |(tensor, layout): (usize, &Option<Specs>)| {
-            layout.as_ref().is_none_or(|specs| specs.len() == shapes[tensor].len())
-        };
-        let fits = layouts.len() == shapes.len() && itemsizes.len() == shapes.len();
-        if !fits || !layouts.iter().enumerate().all(ranked) {
-            return Err(PyValueError::new_err("shapes, layouts and itemsizes must be of the same tensors"));
+        let ranked =
+            |(layout, shape): (&Option<Specs>, &&[i64])| layout.as_ref().is_none_or(|specs| specs.len() == shape.len());
+        if layouts.len() != shapes.len() || !layouts.iter().zip(&shapes).all(ranked) {
+            return Err(PyValueError::new_err("shapes and layouts must be of the same tensors"));
         }
         let mesh = &mesh.core;
         let kept = axes(mesh, kept)?;
-        let (layouts, itemsizes, kept) = (layouts.as_slice(), itemsizes.as_slice(), kept.as_slice());
-        let op = Op { mesh, rule: &rule, shapes: &shapes, layouts, itemsizes, kept };
-        let Some(found) = py.detach(|| settled(op, policy)).map_err(to_py)? else { return Ok(None) };
-        let names = |specs: &[Vec<SubAxis>]| named(py, mesh, specs);
-        let all = |layouts: &[Specs]| {
-            PyTuple::new(py, layouts.iter().map(|specs| names(specs)).collect::<PyResult<Vec<_>>>()?)
-        };
-        let summed = PyTuple::new(py, texts(mesh, &found.summed))?;
-        (names(&found.cuts)?, all(&found.layouts)?, all(&found.local)?, summed).into_pyobject(py).map(Some)
+        let op = Op { mesh, rule: &rule, shapes: &shapes, layouts: &layouts, itemsize, kept: &kept };
+        let Some((layouts, way)) = py.detach(|| settled(op, policy)).map_err(to_py)? else { return Ok(None) };
+        let layouts = layouts.iter().map(|specs| named(py, mesh, specs)).collect::<PyResult<Vec<_>>>()?;
+        Ok(Some((layouts, how(py, mesh, &way)?)))
     })
+}
+
+/// The cuts of an op's factors, the layouts that it computes with where they are others than those of its values, the axes of
+/// addends, and where a reshape cannot be computed with these layouts, those with which it can.
+fn how<'py>(py: Python<'py>, mesh: &CoreMesh, op: &Lowered) -> PyResult<Bound<'py, PyTuple>> {
+    let all = |layouts: &[Option<Specs>]| {
+        let layouts = layouts.iter().map(|layout| layout.as_ref().map(|specs| named(py, mesh, specs)).transpose());
+        PyTuple::new(py, layouts.collect::<PyResult<Vec<_>>>()?)
+    };
+    let summed = PyTuple::new(py, texts(mesh, &op.summed))?;
+    (named(py, mesh, &op.cuts)?, all(&op.local)?, summed, all(&op.possible)?).into_pyobject(py)
 }
 
 /// An op as Python says it: name, operands, results, rule, bodies, trips, axes and open dims of a constraint, the dim of the features
@@ -145,19 +148,20 @@ fn said(said: SaidOp<'_>, shapes: &[Arc<[i64]>], rules: &mut HashSet<Arc<Ruled>>
     Ok(CoreOp { operands, results, does })
 }
 
-/// A constant: its value, the place of the op that makes it, and its operands.
-type MadeConstant = (usize, Vec<usize>, Vec<usize>);
+/// An op or edge: its number, the part of its op that it is, the op's place, which an edge to a result does not have, the values, and
+/// how often it is computed.
+type SaidNode = (usize, &'static str, Vec<usize>, Vec<usize>, i64);
 
-/// Bodies: the first op and the place after the last of each, the values that those of a loop take, how often, and the value that
-/// decides.
-type BodiesOfOp = (Vec<usize>, Vec<usize>, Option<i64>, Option<usize>);
-
-/// An op or edge for which something moves: its number, that of the first like it, its place, values, their origins, how often.
-type Moving = (usize, usize, Vec<usize>, Vec<usize>, Vec<usize>, i64);
-
-/// The place of an op or of that whose edge it is; none for an edge to a result.
-fn place(flow: &Flow, node: &Node) -> Vec<usize> {
-    if node.part == Part::Output { Vec::new() } else { flow.path(node.place) }
+fn said_node(flow: &Flow, number: usize, node: &Node) -> SaidNode {
+    let part = match (node.way, node.part) {
+        (Way::Constraint, _) => "constraint",
+        (_, Part::Op) => "op",
+        (_, Part::Operand) => "operand",
+        (_, Part::Result) => "result",
+        (_, Part::Output) => "output",
+    };
+    let place = if node.part == Part::Output { Vec::new() } else { flow.path(node.place) };
+    (number, part, place, node.values.clone(), node.times)
 }
 
 /// The layouts of all values of a computation, and how its ops compute.
@@ -185,8 +189,7 @@ impl Propagated {
         answer(py, || Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
     }
 
-    /// The ops and edges for which something moves, or may: each with the first that moves as it does, its place, the values, the
-    /// numbers that they have in their own computations, and how often it is computed.
+    /// The ops and edges for which something moves, or may, each after the number of the first that moves as it does.
     #[getter]
     fn moving<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || {
@@ -195,77 +198,65 @@ impl Propagated {
             let of = |number: usize| {
                 let node = self.core.node(number)?;
                 // What computes in one way is of one rule, and of values of the same layouts.
-                let how = self.core.lowered[number].as_ref().map(Arc::as_ptr);
+                let way = self.core.lowered[number].as_ref().map(Arc::as_ptr);
                 let dtypes: Vec<&str> = node.values.iter().map(|value| &*flow.dtypes[*value]).collect();
-                let first = *firsts.entry((how, node.part, dtypes)).or_insert(number);
-                let origins: Vec<usize> = node.values.iter().map(|value| flow.origins[*value]).collect();
-                Some((number, first, place(flow, node), node.values.clone(), origins, node.times))
+                let first = *firsts.entry((way, node.part, dtypes)).or_insert(number);
+                Some((first, said_node(flow, number, node)))
             };
-            Ok(self.core.moving().filter_map(of).collect::<Vec<Moving>>())
+            Ok(self.core.moving().filter_map(of).collect::<Vec<_>>())
         })
     }
 
-    /// The constants.
+    /// The constants: of each the value, the place of the op that makes it, and its operands.
     #[getter]
     fn constants<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || {
             let flow = &self.core.flow;
-            Ok(flow
-                .constants
-                .iter()
-                .map(|made| (made.value, flow.path(made.place), made.operands.clone()))
-                .collect::<Vec<MadeConstant>>())
+            let of = |made: &Made| (made.value, flow.path(made.place), made.operands.clone());
+            Ok(flow.constants.iter().map(of).collect::<Vec<_>>())
         })
     }
 
-    /// The bodies of loops and cases.
+    /// The bodies of loops and cases: the first op and the place after the last of each, the values that those of a loop take, how
+    /// often, and the value that decides.
     #[getter]
     fn bodies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || {
             let of = |body: &Bodies| (body.bounds.clone(), body.inner.clone(), body.trips, body.decides);
-            Ok(self.core.flow.bodies.iter().map(of).collect::<Vec<BodiesOfOp>>())
+            Ok(self.core.flow.bodies.iter().map(of).collect::<Vec<_>>())
         })
     }
 
-    /// The shape, the dtype, the number in its own computation and the layout of a value, which is none where nothing cuts it.
+    /// The number of each value in its own computation or body.
+    #[getter]
+    fn origins<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(&self.core.flow.origins))
+    }
+
+    /// The shape, the dtype and the layout of a value, which is none where nothing cuts it.
     #[pyo3(signature = (number, /))]
     fn value<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
             let flow = &self.core.flow;
             let specs = self.core.layouts[number].as_deref().map(|specs| named(py, &flow.mesh, specs)).transpose()?;
-            let shape = PyTuple::new(py, &*flow.shapes[number])?;
-            (shape, &*flow.dtypes[number], flow.origins[number], specs).into_pyobject(py)
+            (PyTuple::new(py, &*flow.shapes[number])?, &*flow.dtypes[number], specs).into_pyobject(py)
         })
     }
 
-    /// The part of its op that an op or edge is, the op's place, the values, and how often it is computed; and how: none, or the
-    /// cuts of its factors, the layouts that it computes with where they are others, the axes of addends, and where a reshape
-    /// cannot be computed with these, those with which it can.
+    /// An op or edge.
     #[pyo3(signature = (number, /))]
-    fn node<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let flow = &self.core.flow;
+    fn node<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let node = self.core.node(number);
             let node = node.ok_or_else(|| PyValueError::new_err(format!("there is no op {number}")))?;
-            let part = match (node.way, node.part) {
-                (Way::Constraint, _) => "constraint",
-                (_, Part::Op) => "op",
-                (_, Part::Operand) => "operand",
-                (_, Part::Result) => "result",
-                (_, Part::Output) => "output",
-            };
-            let names = |specs: &[Vec<SubAxis>]| named(py, &flow.mesh, specs);
-            let all = |layouts: &[Option<Specs>]| {
-                let layouts = layouts.iter().map(|layout| layout.as_deref().map(names).transpose());
-                PyTuple::new(py, layouts.collect::<PyResult<Vec<_>>>()?)
-            };
-            let summed = |op: &Lowered| PyTuple::new(py, texts(&flow.mesh, &op.summed));
-            let how =
-                |op: &Lowered| (names(&op.cuts)?, all(&op.local)?, summed(op)?, all(&op.possible)?).into_pyobject(py);
-            let how = self.core.lowered[number].as_deref().map(how).transpose()?;
-            let (place, values) = (PyTuple::new(py, place(flow, node))?, PyTuple::new(py, &node.values)?);
-            (part, place, values, node.times, how).into_pyobject(py)
+            Ok(said_node(&self.core.flow, number, node))
         })
+    }
+
+    /// The cuts and layouts with which an op or edge computes; none where nothing cuts any value of it.
+    #[pyo3(signature = (number, /))]
+    fn how<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        guard(|| self.core.lowered[number].as_deref().map(|op| how(py, &self.core.flow.mesh, op)).transpose())
     }
 }
 
