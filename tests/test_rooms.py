@@ -753,7 +753,7 @@ def test_no_test_replaces_what_is_private() -> None:
     [
         ("monkeypatch.setattr(files, '_MOST_OPEN', 8)", True),
         ("patch.setattr(assembled, 'MOST_RUNS', 0)", True),
-        ("monkeypatch.setattr('shardwise.store.formats.open.FORMS', [])", True),
+        ("monkeypatch.setattr('shardwise.store.formats.known.FORMS', [])", True),
         ("monkeypatch.setattr(_Descriptor, '__init__', f)", True),
         ("monkeypatch.setattr(_core, 'parse_device', f)", False),
         ("monkeypatch.setattr(ObjectPath, 'read_into', f)", False),

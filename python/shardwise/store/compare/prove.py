@@ -23,7 +23,8 @@ from ..data.engine import add_digests, check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..data.text import are_sizes, box_text
 from ..formats import sharded
-from ..formats.open import known_form, open_checkpoint
+from ..formats.known import known_form
+from ..formats.open import open_checkpoint
 from ..formats.sharded import MANIFEST, check_seal, damaged_files, read_manifest
 from ..formats.torch import dcp
 from ..rewritten.names import Which, checked_which, chosen_part

@@ -3,7 +3,7 @@
 | module | answers |
 |---|---|
 | `open` | a checkpoint of any format, opened |
-| `known` | the table of formats, recognised by names and first bytes |
+| `known`, `candidate` | the format of a path, by the table of all; the names and first bytes that tell it |
 | `safetensors/`, `torch/`, `orbax/`, `keras` | formats with tensors of their own |
 | `hdf5` | the datasets of HDF5 files |
 | `ranks`, `by_rules`, `sharded`, `megatron/` | formats whose files have one of those formats |

@@ -9,77 +9,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
-from ..._fork import cached_property
+from ..._text import shown
 from ...errors import ParseError
-from ..data.location import Location, entries_of, first_bytes, unlisted
+from ..data.location import Location, hub_hint, refuse_other
 from ..data.parts import (
     BARE,
     ENGINE_FILE,
     FSDP_FOLDER,
-    ITEM_INDEX,
     MODEL_FILES,
     OPTIMIZER_FILE,
     RANK_FILE,
-    RANK_ITEM,
     REKEYED_FILE,
     WHOLE_FILE,
     bare_ranks,
 )
+from ..tensors.kinds import kind_of
+from ..tensors.stored import UnsupportedError
+from .candidate import Candidate, has_items, is_prefix, is_step, is_universal
 
-__all__ = [
-    "BY_LAYOUTS",
-    "BY_TENSORFLOW",
-    "FORMS",
-    "MOST_FOLDERS",
-    "OPTIONS",
-    "Candidate",
-    "Form",
-    "is_prefix",
-    "no_optimizer",
-]
+__all__ = ["BY_LAYOUTS", "FORMS", "OPTIONS", "Form", "known_form", "no_optimizer"]
 
-# A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
-_MOST_NAMES = 1_000_000
 # So many names in a folder of no known format are looked at, whether they are folders of one.
-MOST_FOLDERS = 16
-#: The indexes that reveal a folder's format and list its files.
-_MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
-
-
-class Candidate:
-    """A path that may be a checkpoint; names and first bytes are read once for all formats."""
-
-    def __init__(self, path: Location) -> None:
-        self.path = path
-        self.is_folder = path.is_dir()
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names in the folder, sorted; none for a file."""
-        if not self.is_folder:
-            return ()
-        names = set()
-        for name, _ in entries_of(self.path):
-            names.add(name)
-            if len(names) > _MOST_NAMES:
-                raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries, the limit")
-        # Without its index, a folder would be taken for another format.
-        names |= unlisted(self.path, (name for name in _MARKERS if name not in names))
-        return tuple(sorted(names))
-
-    def matching(self, pattern: str) -> list[str]:
-        """The names in the folder that match a regular expression as a whole."""
-        compiled = re.compile(pattern)
-        return [name for name in self.names if compiled.fullmatch(name)]
-
-    @cached_property
-    def head(self) -> bytes:
-        """The first 512 bytes of the file; none for a folder."""
-        if self.is_folder or not self.path.is_file():
-            return b""
-        return first_bytes(self.path, 512)
+_MOST_FOLDERS = 16
 
 
 class Form(NamedTuple):
@@ -127,12 +81,10 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Candidate], object]:
 
 #: The name of a file of PyTorch's `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
-#: The first bytes of the index of torch_checkpointing: a pickled dict whose first key is `metadata`.
-_ITEM_INDEX = re.compile(rb"\x80[\x04\x05](?:\x95.{8})?\}\x94?\(\x8c\x08metadata\x94?\}", re.DOTALL)
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 #: The name of a data file of a checkpoint of TensorFlow, or of a SavedModel.
 _TENSORFLOW = r".*\.data-\d+-of-\d+|saved_model\.pb"
-BY_TENSORFLOW = (
+_BY_TENSORFLOW = (
     "is a checkpoint of TensorFlow; after reader = tf.train.load_checkpoint(PREFIX), save_checkpoint(PATH, {name: "
     "reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name != "
     "'_CHECKPOINTABLE_OBJECT_GRAPH'}) makes a checkpoint of it; PREFIX is what its files begin with, in a SavedModel "
@@ -171,7 +123,7 @@ FORMS: list[Form] = [
     Form(
         "dcp",
         lambda candidate: any(
-            (candidate.path / name / ".metadata").exists() for name in candidate.matching(FSDP_FOLDER)[:MOST_FOLDERS]
+            (candidate.path / name / ".metadata").exists() for name in candidate.matching(FSDP_FOLDER)[:_MOST_FOLDERS]
         ),
         "torch.training",
     ),
@@ -200,10 +152,10 @@ FORMS: list[Form] = [
         refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
         "SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
-    Form("torch_checkpointing", lambda candidate: _has_items(candidate), "torch.items"),
+    Form("torch_checkpointing", has_items, "torch.items"),
     Form(
         "universal",
-        lambda candidate: "latest_universal" in candidate.names or _is_universal(candidate),
+        lambda candidate: "latest_universal" in candidate.names or is_universal(candidate),
         "torch.universal",
     ),
     Form(
@@ -218,7 +170,7 @@ FORMS: list[Form] = [
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
     Form(
         "orbax",
-        lambda candidate: any(_is_step(candidate.path / name) for name in candidate.matching(_STEP)),
+        lambda candidate: any(is_step(candidate.path / name) for name in candidate.matching(_STEP)),
         "orbax.form",
     ),
     Form("ranks", lambda candidate: "shardwise.json" in candidate.names and candidate.matching(RANK_FILE), "sharded"),
@@ -307,7 +259,7 @@ FORMS: list[Form] = [
                 candidate.path.name.endswith(".index") and is_prefix(candidate.path.with_name(candidate.path.name[:-6]))
             )
         ),
-        refusal=BY_TENSORFLOW,
+        refusal=_BY_TENSORFLOW,
     ),
     Form(
         "paddle",
@@ -346,40 +298,67 @@ FORMS: list[Form] = [
 ]
 
 
+def known_form(given: Location) -> Form:
+    """Return the format of a path, judged by names and first bytes only.
+
+    Raises:
+        OSError: if nothing is there.
+        UnsupportedError: if it is of a format that cannot be read, or of an unknown one.
+    """
+    candidate = Candidate(given)
+    if not given.exists():
+        try:
+            given.stat()
+        except FileNotFoundError as error:
+            if given.with_name(f"{given.name}.index").exists() and is_prefix(given):
+                raise UnsupportedError(f"{given}: {_BY_TENSORFLOW}") from None
+            if isinstance(error.filename, str) and (hint := hub_hint(error.filename)):
+                raise FileNotFoundError(error.errno, f"{error.strerror}{hint}", error.filename) from None
+            raise
+    refuse_other(given)
+    for form in FORMS:
+        if form.knows(candidate):
+            if not form.module:
+                raise UnsupportedError(f"{given}: {form.refusal}")
+            return form
+    if candidate.is_folder:
+        names = ", ".join(candidate.names[:4])
+        inside = next((name for name in candidate.names[:_MOST_FOLDERS] if _is_known(candidate.path / name)), None)
+        if inside is not None:
+            raise UnsupportedError(f"{given}: not a checkpoint itself; open its folder {shown(inside)}, which is one")
+        steps = candidate.matching(r".*\.orbax-checkpoint-tmp.*")
+        alone, said = ("", "") if steps else _file_inside(candidate)
+        if alone:
+            raise UnsupportedError(f"{given}: not a checkpoint of any known format; its file {shown(alone)} {said}")
+        hint = "; it only has an interrupted save of Orbax" if steps else ""
+        held = f"it holds {shown(names)}" if names else "the folder is empty"
+        raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
+    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(candidate.head)}")
+
+
+def _is_known(path: Location) -> bool:
+    """Return whether a path is a folder of a format that can be read."""
+    if not path.is_dir():
+        return False
+    candidate = Candidate(path)
+    return any(form.module for form in islice((form for form in FORMS if form.knows(candidate)), 1))
+
+
+def _file_inside(candidate: Candidate) -> tuple[str, str]:
+    """Return the first file of a known format in a folder of an unknown one, with advice; or an empty text."""
+    for name in candidate.names[:_MOST_FOLDERS]:
+        inner = Candidate(candidate.path / name)
+        form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)
+        if form is not None:
+            ends = name.rpartition(".")[2]
+            alike = len(candidate.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
+            more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
+            return name, f"can be opened by itself{more}" if form.module else form.refusal
+    return "", ""
+
+
 def no_optimizer(path: object) -> ParseError:
     """Return the error for names of an optimizer's parameters that are given with a path that has no optimizer."""
     return ParseError(
         f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"
     )
-
-
-def is_prefix(path: Location) -> bool:
-    """Return whether a path is the common beginning of the file names of a TensorFlow checkpoint."""
-    data = re.compile(re.escape(path.name) + r"\.data-\d+-of-\d+")
-    return any(data.fullmatch(name) for name, _ in entries_of(path.parent))
-
-
-def _has_items(candidate: Candidate) -> bool:
-    """Return whether a folder is of torch_checkpointing: it has its index, or a rank's model among files of ranks."""
-    if ITEM_INDEX in candidate.names and _ITEM_INDEX.match(first_bytes(candidate.path / ITEM_INDEX, 64)):
-        return True
-    ranks = [match for name in candidate.names if (match := RANK_ITEM.fullmatch(name)) is not None]
-    return (
-        len(ranks) == len(candidate.names)
-        and any(match["item"] == "model" and match["kind"] == "pt" for match in ranks)
-        and any(match["rank"] == "0" for match in ranks)
-    )
-
-
-def _is_universal(candidate: Candidate) -> bool:
-    """Return whether a folder has a folder `zero` with a folder for each parameter, as DeepSpeed writes it."""
-    if "zero" not in candidate.names or not (candidate.path / "zero").is_dir():
-        return False
-    inside = Candidate(candidate.path / "zero").names
-    return "optimizer_state.pt" in inside or any(
-        (candidate.path / "zero" / name / "fp32.pt").exists() for name in inside[:8]
-    )
-
-
-def _is_step(path: Location) -> bool:
-    return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import islice
 
 from ..._arguments import check_items, is_true
 from ..._fork import importing
-from ..._text import shown
 from ...errors import LayoutError
 from ...placing import Layouts, placing_of
-from ..data.location import Location, hub_hint, location_of, refuse_other
+from ..data.location import Location, location_of
 from ..tensors.checkpoint import StoredCheckpoint
-from ..tensors.kinds import kind_of
-from ..tensors.stored import UnsupportedError
-from .known import BY_LAYOUTS, BY_TENSORFLOW, FORMS, MOST_FOLDERS, OPTIONS, Candidate, Form, is_prefix, no_optimizer
+from .known import BY_LAYOUTS, OPTIONS, known_form, no_optimizer
 
-__all__ = ["known_form", "open_checkpoint"]
+__all__ = ["open_checkpoint"]
 
 
 def open_checkpoint(
@@ -96,62 +91,3 @@ def open_checkpoint(
         module = import_module(f".{form.module}", __package__)
     opened: StoredCheckpoint = module.open_form(location, **{name: given[name] for name in takes})
     return opened
-
-
-def _is_known(path: Location) -> bool:
-    """Return whether a path is a folder of a format that can be read."""
-    if not path.is_dir():
-        return False
-    candidate = Candidate(path)
-    return any(form.module for form in islice((form for form in FORMS if form.knows(candidate)), 1))
-
-
-def _file_inside(candidate: Candidate) -> tuple[str, str]:
-    """Return the first file of a known format in a folder of an unknown one, with advice; or an empty text."""
-    for name in candidate.names[:MOST_FOLDERS]:
-        inner = Candidate(candidate.path / name)
-        form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)
-        if form is not None:
-            ends = name.rpartition(".")[2]
-            alike = len(candidate.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
-            more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
-            return name, f"can be opened by itself{more}" if form.module else form.refusal
-    return "", ""
-
-
-def known_form(given: Location) -> Form:
-    """Return the format of a path, judged by names and first bytes only.
-
-    Raises:
-        OSError: if nothing is there.
-        UnsupportedError: if it is of a format that cannot be read, or of an unknown one.
-    """
-    candidate = Candidate(given)
-    if not given.exists():
-        try:
-            given.stat()
-        except FileNotFoundError as error:
-            if given.with_name(f"{given.name}.index").exists() and is_prefix(given):
-                raise UnsupportedError(f"{given}: {BY_TENSORFLOW}") from None
-            if isinstance(error.filename, str) and (hint := hub_hint(error.filename)):
-                raise FileNotFoundError(error.errno, f"{error.strerror}{hint}", error.filename) from None
-            raise
-    refuse_other(given)
-    for form in FORMS:
-        if form.knows(candidate):
-            if not form.module:
-                raise UnsupportedError(f"{given}: {form.refusal}")
-            return form
-    if candidate.is_folder:
-        names = ", ".join(candidate.names[:4])
-        inside = next((name for name in candidate.names[:MOST_FOLDERS] if _is_known(candidate.path / name)), None)
-        if inside is not None:
-            raise UnsupportedError(f"{given}: not a checkpoint itself; open its folder {shown(inside)}, which is one")
-        steps = candidate.matching(r".*\.orbax-checkpoint-tmp.*")
-        alone, said = ("", "") if steps else _file_inside(candidate)
-        if alone:
-            raise UnsupportedError(f"{given}: not a checkpoint of any known format; its file {shown(alone)} {said}")
-        hint = "; it only has an interrupted save of Orbax" if steps else ""
-        held = f"it holds {shown(names)}" if names else "the folder is empty"
-        raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
-    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(candidate.head)}")

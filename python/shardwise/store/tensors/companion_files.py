@@ -13,7 +13,7 @@ from ..data.location import Location, entries_of, read_unlinked
 from ..data.parts import MANIFEST, RANKS
 from .checkpoint import StoredCheckpoint
 
-__all__ = ["beside", "companion_names", "companions_of", "is_companion"]
+__all__ = ["beside", "companion_names", "companions_of", "is_companion", "model_folder"]
 
 _CARRIED = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,200}\.(?:json|jsonl|txt|model|jinja|py|md|tiktoken|spm|bpe|yaml|yml)|LICENSE|NOTICE|USE_POLICY"
@@ -36,6 +36,8 @@ _MOST_NAMES = 1_000_000
 _DEEPEST = 4
 #: Formats whose files are not all opened, or are in subfolders.
 _UNLISTED = ("orbax",)
+#: The formats of folders whose other files, such as `config.json`, describe the model.
+_FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
 
 
 def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) -> list[LeftOut]:
@@ -113,6 +115,19 @@ def companion_names(texts: Iterable[str], own: re.Pattern[str] | None = None) ->
     ('config.json',)
     """
     return tuple(sorted(name for name in texts if is_companion(name) and not (own and own.fullmatch(name))))
+
+
+def model_folder(given: Location, form: str) -> Location | None:
+    """Return the folder whose other files describe the model of a checkpoint of this format.
+
+    It is the path that the checkpoint was opened by, or has that path, an index. `None` for one file, whose folder may
+    hold anything.
+    """
+    if form not in _FOLDERS:
+        return None
+    if given.is_dir():
+        return given
+    return given.parent if given.name.endswith(".index.json") else None
 
 
 def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:

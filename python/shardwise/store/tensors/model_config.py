@@ -9,7 +9,7 @@ from ...errors import ParseError
 from ...rules.numbers import CONFIG_FILES, parsed_config
 from ..data.location import Location, open_file
 
-__all__ = ["config_of"]
+__all__ = ["config_of", "config_or_doubt"]
 
 _LARGEST = 2**24
 
@@ -32,3 +32,17 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
         return parsed_config(opened.read(0, opened.size), file)
     finally:
         opened.close()
+
+
+def config_or_doubt(checkpoint: Location, *, is_model: bool) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the same; and, if it is broken but not that of a model's folder, a sentence that it is left aside.
+
+    Raises:
+        ParseError: if that of a model's folder is not an object of JSON.
+    """
+    try:
+        return config_of(checkpoint), []
+    except (ParseError, PermissionError) as error:
+        if is_model:
+            raise
+        return {}, [f"{error}; it is left aside"]

@@ -15,7 +15,7 @@ from ...._garbage import uncollected
 from ...._text import shown
 from ....conversion.assembled import Assembled
 from ....conversion.tables import Wanted
-from ....errors import LayoutError, ParseError
+from ....errors import LayoutError
 from ....partition import Partition
 from ....quantized.forms import Components
 from ....quantized.method import quantization_of
@@ -43,8 +43,8 @@ from ...rewritten.names import Renamed, chosen, idle_renames, kept_values, key_p
 from ...rewritten.partitions import DescribedTensors
 from ...rewritten.wanted import number_of, wanted_bytes, wanted_number, wanted_stored
 from ...tensors.checkpoint import KeyPath, StoredCheckpoint
-from ...tensors.companion_files import beside, companions_of
-from ...tensors.model_config import config_of
+from ...tensors.companion_files import beside, companions_of, model_folder
+from ...tensors.model_config import config_or_doubt
 from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, doubts_about_optax
 from ..forms.engines import check_family
@@ -123,11 +123,11 @@ class Preparation:
         self.left_out: list[LeftOut] = []
         self.obstacles: list[str] = []
         self._along: dict[str, bytes] = {}
-        self._config = (
-            _configuration(source, checkpoint.format, self.doubts)
-            if request.config is None
-            else read_config(request.config)
-        )
+        self._folder = model_folder(source, checkpoint.format)
+        if request.config is None:
+            self._config, self.doubts = config_or_doubt(source, is_model=self._folder is not None)
+        else:
+            self._config = read_config(request.config)
 
     def plan(self, scratch: ScratchFile) -> CheckpointPlan:
         """Return the plan of the new checkpoint. With a dry scratch file nothing is written; warnings are found.
@@ -341,11 +341,11 @@ class Preparation:
 
     def _take_along(self, form: str, weights: Components) -> None:
         """Add the files that are copied along with a model, and the `config` of the request."""
-        request, folder = self._request, _folder_of(self._source)
+        request = self._request
         if not WRITTEN[form].takes_files or request.rank is not None:
             return
-        if self._checkpoint.format in _FOLDERS and folder is not None:
-            found, left = companions_of(folder)
+        if self._folder is not None:
+            found, left = companions_of(self._folder)
             self._along.update(found)
             self.doubts += left
         if request.config is not None:
@@ -368,29 +368,5 @@ def _asked(checkpoint: StoredCheckpoint, taken: _Taken, unwanted: NamePattern | 
     return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
 
 
-def _folder_of(source: Location) -> Location | None:
-    """Return the folder that a source is, or whose index it is; `None` for one file, whose folder may hold anything."""
-    if source.is_dir():
-        return source
-    return source.parent if source.name.endswith(".index.json") else None
-
-
-def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
-    """Return the contents of `config.json` next to the source; a broken one that is not a model's is only warned of.
-
-    Raises:
-        ParseError: if that of a model's folder is not a JSON object.
-    """
-    try:
-        return config_of(source)
-    except (ParseError, PermissionError) as error:
-        if form in _FOLDERS and _folder_of(source) is not None:
-            raise
-        doubts.append(f"{error}; it is left aside")
-        return {}
-
-
 #: The most pieces that tensors in very short runs may have in a plan; each takes about a hundred bytes.
 _MOST_FINE = 1 << 20
-#: The formats of folders whose other files, such as `config.json`, describe the model.
-_FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
