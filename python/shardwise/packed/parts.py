@@ -275,17 +275,7 @@ def part(
     >>> part(2880, axes="tp", uneven="ceil", unit=32)
     packed.part((2880,), cut=0, axes=('tp',), uneven='ceil', unit=32)
     """
-    sizes = tuple(factors) if isinstance(factors, Iterable) and not isinstance(factors, str) else (factors,)
-    sizes = tuple(None if size is None else factor_size(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
-    if not 1 <= len(sizes) <= MOST_FACTORS:
-        raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {MOST_FACTORS} factors")
-    if sizes.count(None) > 1:
-        raise LayoutError(f"factors is {shown(sizes)}; only one factor may be unknown")
-    if not isinstance(axes, Iterable):
-        raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(axes)}")
-    names = (axes,) if isinstance(axes, str) else tuple(axes)
-    if not all(isinstance(axis, str) for axis in names):
-        raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(axes)}")
+    sizes, names = _factors(factors), _axis_names(axes)
     if cut is not None:
         if isinstance(cut, (tuple, list)):
             raise LayoutError(f"cut is {shown(cut)}; at most one factor of a part is cut")
@@ -309,16 +299,9 @@ def part(
         raise LayoutError("pad_each is True, but pad_to is not given")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a string or None, got {type(name).__name__}")
-    if not all(isinstance(block, (tuple, list)) and len(block) == 2 for block in blocks):
-        raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
-    inner = tuple((label, factor_size(f"the size of block {shown(label)}", size, 1)) for label, size in blocks)
-    if not all(isinstance(label, str) for label, _ in inner):
-        raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
+    inner = _blocks(blocks, sizes[-1], ratio)
     if inner and name is not None:
         raise LayoutError("a part has a name or blocks, not both")
-    last = f"{ratio} times the unknown" if sizes[-1] is None else str(sizes[-1])
-    if inner and (total := sum(size for _, size in inner)) != (ratio if sizes[-1] is None else sizes[-1]):
-        raise LayoutError(f"blocks add up to {total}, but must make up the last factor, {last}")
     if inner and cut == len(sizes) - 1 and names:
         raise LayoutError("blocks make up the last factor, which is cut; blocks are whole in every shard")
     return Part(
@@ -335,6 +318,37 @@ def part(
         name,
         inner,
     )
+
+
+def _factors(given: Any) -> tuple[int | None, ...]:
+    """Return the sizes of factors, given one or several, of which one may be unknown."""
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    sizes = tuple(None if size is None else factor_size(f"factors[{i}]", size, 0) for i, size in enumerate(found))
+    if not 1 <= len(sizes) <= MOST_FACTORS:
+        raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {MOST_FACTORS} factors")
+    if sizes.count(None) > 1:
+        raise LayoutError(f"factors is {shown(sizes)}; only one factor may be unknown")
+    return sizes
+
+
+def _axis_names(given: Any) -> tuple[str, ...]:
+    """Return the names of axes, given one or several."""
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else None
+    if names is None or not all(isinstance(axis, str) for axis in names):
+        raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(given)}")
+    return names
+
+
+def _blocks(given: Sequence[tuple[str, int]], last: int | None, ratio: int) -> tuple[tuple[str, int], ...]:
+    """Return the blocks that make up the last factor, or the multiple `ratio` of it where it is unknown."""
+    pairs = [block for block in given if isinstance(block, (tuple, list)) and len(block) == 2]
+    if len(pairs) < len(given) or not all(isinstance(label, str) for label, _ in pairs):
+        raise TypeError(f"blocks must be pairs of a name and a size, got {shown(given)}")
+    blocks = tuple((label, factor_size(f"the size of block {shown(label)}", size, 1)) for label, size in pairs)
+    if blocks and (total := sum(size for _, size in blocks)) != (ratio if last is None else last):
+        whole = f"{ratio} times the unknown" if last is None else str(last)
+        raise LayoutError(f"blocks add up to {total}, but must make up the last factor, {whole}")
+    return blocks
 
 
 def concat(*parts: Part) -> PackedDim:

@@ -100,21 +100,7 @@ def model_tensors(change: ModelChange) -> ModelTensors:
             tiling, table, made_of[name] = sources.of(name, made[name], own)
             before.append(tiling)
             tables.append(table)
-    #: The position in `pairs`, by the two tilings. They are looked up by identity, so they are kept.
-    numbers: dict[tuple[int, int], int] = {}
-    pairs: list[tuple[str, Tiling, Tiling]] = []
-    places, used = [], []
-    for name, src, dst, table in zip(listed, before, after, tables, strict=False):
-        key = id(src), id(dst)
-        number = numbers.get(key)
-        if number is None:
-            check_packed(src, dst)
-            number = len(pairs)
-            if src.has_labels and dst.has_labels:  # If not, holders of one tensor are not those of another.
-                numbers[key] = number
-            pairs.append((name, src, dst))
-            places.append(table)
-        used.append(number)
+    pairs, places, used = _pairs(zip(listed, before, after, tables, strict=False))
     # The fields of a structured dtype are a list.
     new = {
         name: one if type(one[1]) is not list else (one[0], dtype_of(one[1], f"the dtype of {shown(name)}"))
@@ -138,3 +124,27 @@ def model_tensors(change: ModelChange) -> ModelTensors:
         left_out,
         change._replace(tensors=given) if is_rewritten else None,
     )
+
+
+def _pairs(
+    tensors: Iterable[tuple[str, Tiling, Tiling, PieceRows | None]],
+) -> tuple[list[tuple[str, Tiling, Tiling]], list[PieceRows | None], list[int]]:
+    """Return the different pairs of tilings, each with a tensor that has it; their places; each tensor's pair.
+
+    Tilings are looked up by identity: tensors of one shape and layout have the same objects.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    pairs: list[tuple[str, Tiling, Tiling]] = []
+    places, used = [], []
+    for name, src, dst, table in tensors:
+        key = id(src), id(dst)
+        number = numbers.get(key)
+        if number is None:
+            check_packed(src, dst)
+            number = len(pairs)
+            if src.has_labels and dst.has_labels:  # If not, holders of one tensor are not those of another.
+                numbers[key] = number
+            pairs.append((name, src, dst))
+            places.append(table)
+        used.append(number)
+    return pairs, places, used
