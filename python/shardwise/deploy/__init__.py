@@ -10,7 +10,7 @@
 | `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |
 | `manifest`, `manifest_json`, `joined` | who holds what; its parts as JSON; those of several processes |
-| `record`, `recording`, `carried` | a process's layout, found through its own loader; pieces from element numbers |
+| `record`, `recording`, `element_rows` | a process's layout, found through its loader; pieces from element numbers |
 | `numbered_tensors` | the tensors that its loader gets |
 | `positions` | places of single elements in the memory of devices, both ways |
 | `offsets`, `sparse_values` | offsets given, and what is found there; values of numpy or PyTorch, and memory for them |

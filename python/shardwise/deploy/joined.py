@@ -10,7 +10,7 @@ from .._text import shown
 from .._types import Numbers
 from ..errors import LayoutError
 from ..tiling import Tiling
-from .carried import boxes_of
+from .element_rows import boxes_of
 from .manifest import Manifest, ManifestTensor
 
 __all__ = ["join_manifests", "manifest_of_held"]

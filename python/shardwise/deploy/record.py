@@ -19,7 +19,7 @@ from .._dtypes import dtype_of, find_dtype
 from .._text import shown
 from .._types import Numbers
 from ..errors import LayoutError
-from .carried import rows_of
+from .element_rows import rows_of
 from .joined import manifest_of_held
 from .numbered_tensors import (
     NumberedTensor,

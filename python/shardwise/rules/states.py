@@ -114,10 +114,11 @@ def training_names(names: Iterable[str], values: Iterable[str] = ()) -> Training
 @lru_cache(maxsize=2)  # A conversion asks several times about the same names.
 def _training_names(names: tuple[str, ...], values: tuple[str, ...]) -> TrainingNames:
     with uncollected():
-        return _told_apart(names, values)
+        return _weights_and_states(names, values)
 
 
-def _told_apart(names: Iterable[str], values: Iterable[str]) -> TrainingNames:
+def _weights_and_states(names: Iterable[str], values: Iterable[str]) -> TrainingNames:
+    """Sort names into weights, states of these, and others: under each part that may be an optimizer, the best way."""
     roots, weights = _roots(names, values)
     states: dict[str, StateName] = {}
     others: list[str] = []

@@ -9,8 +9,8 @@
 | `buckets` | where Megatron's buffers have parameters |
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
 | `asked`, `described` | the arguments: ways to shard and settings; the tensors of a model |
-| `placed`, `homes` | the layouts of tensors, and the axes of data parallelism; the devices that hold each tensor |
-| `training`, `result` | all of a model on all devices; the figures |
+| `placed`, `sharding_groups` | the layouts of tensors, and the axes of data parallelism; devices that share state |
+| `training`, `maker`, `result` | all of a model on all devices; how it is made; the figures |
 | `drawn`, `page` | bars; a page of HTML |
 """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Count = int | npt.NDArray[np.int64]
 
-__all__ = ["KINDS", "SHARDINGS", "Local", "Recipe", "StateShare"]
+__all__ = ["KINDS", "SHARDINGS", "Local", "Recipe", "StateShare", "bytes_by_kind"]
 
 #: The kinds of arrays, in the order in which they are shown.
 KINDS = ("weights", "gradients", "masters", "optimizer", "whole", "caches")
@@ -119,3 +119,13 @@ class Recipe(NamedTuple):
     def gradient_bits(self, part: Local) -> int:
         """Return the bits of an element of a parameter's gradient."""
         return self.gradients or part.bits
+
+
+def bytes_by_kind(shares: Iterable[StateShare]) -> tuple[tuple[str, Any, Any], ...]:
+    """Return the bytes of each kind, held and allocated."""
+    sums: dict[str, list[Any]] = {}
+    for share in shares:
+        own = sums.setdefault(share.kind, [0, 0])
+        own[0] = own[0] + share.held
+        own[1] = own[1] + share.allocated
+    return tuple((kind, held, allocated) for kind, (held, allocated) in sums.items())

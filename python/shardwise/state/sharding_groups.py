@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,11 @@ import numpy.typing as npt
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 
-__all__ = ["Home", "HomeCut", "TensorKind"]
+__all__ = ["DeviceShapes", "ShardingGroups", "TensorKind", "merged"]
 
 
-class HomeCut(NamedTuple):
-    """The cut of a tensor on a home: the shape on each device, or one shape for all."""
+class DeviceShapes(NamedTuple):
+    """The shapes that a tensor has on devices: one on each, or one for all."""
 
     shapes: tuple[tuple[int, ...], ...]
     #: The largest of the shapes, for which XLA allocates memory on every device.
@@ -24,9 +25,9 @@ class HomeCut(NamedTuple):
 
 
 class TensorKind(NamedTuple):
-    """The cut of tensors of a home, and the facts by which the optimizer and the sharding tell them apart."""
+    """The shapes of tensors on the devices of groups, and the facts on which optimizer and sharding depend."""
 
-    cut: HomeCut
+    cut: DeviceShapes
     looks: tuple[Any, ...]
 
     def shape(self, at: int) -> tuple[int, ...]:
@@ -35,7 +36,7 @@ class TensorKind(NamedTuple):
         return shapes[at] if len(shapes) > 1 else shapes[0]
 
 
-class Home:
+class ShardingGroups:
     """The devices that hold some tensors, in rows of devices that share their state."""
 
     def __init__(self, number: int, mesh: DeviceMesh, devices: npt.NDArray[np.int64], over: Sequence[str]) -> None:
@@ -52,7 +53,7 @@ class Home:
         self.numbers: list[int] = []
         self.kinds: list[TensorKind] = []
         #: The cuts of these by which devices have different shapes.
-        self.unlike: dict[int, HomeCut] = {}
+        self.unlike: dict[int, DeviceShapes] = {}
         self._variants: list[int] | None = None
 
     def add(self, numbers: Sequence[int], kind: TensorKind) -> None:
@@ -65,7 +66,7 @@ class Home:
         order = np.argsort(self.numbers).tolist()
         self.numbers, self.kinds = [self.numbers[at] for at in order], [self.kinds[at] for at in order]
 
-    def grouped(self, size: int | None) -> None:
+    def divide(self, size: int | None) -> None:
         """Divide each row into groups of `size`."""
         if size is None:
             return
@@ -88,3 +89,16 @@ class Home:
     def first(self, row: int) -> int:
         """Return the place in the mesh of the first rank of the first row with the same shapes as a row."""
         return int(self.places[self.variants()[row], 0]) if self.unlike else 0
+
+
+def merged(
+    same_devices: Sequence[tuple[ShardingGroups, int]],
+) -> tuple[Sequence[int], Sequence[TensorKind], tuple[int, ...]]:
+    """Return the tensors of rows of the same devices in order: numbers, kinds, and a place of each, or one for all."""
+    if len(same_devices) == 1:
+        groups, row = same_devices[0]
+        return groups.numbers, groups.kinds, (groups.first(row),)
+    every = [(zip(groups.numbers, groups.kinds, strict=True), groups.first(row)) for groups, row in same_devices]
+    ordered = sorted(((number, kind, at) for pairs, at in every for number, kind in pairs), key=itemgetter(0))
+    numbers, kinds, firsts = zip(*ordered, strict=True)
+    return numbers, kinds, firsts
