@@ -1,12 +1,23 @@
-"""The name of a state taken apart: what is before its parameter, the parameter, what is after it."""
+"""The names under an optimizer, each taken apart: what is before its parameter, the parameter, what is after it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
-__all__ = ["KINDS", "MASTER", "MASTERS", "StateName", "StateRoot", "by_kind", "by_parameter", "by_weight", "is_next_to"]
+__all__ = [
+    "MASTER",
+    "StateName",
+    "StateRoot",
+    "add_states",
+    "best_prefix",
+    "by_parameter",
+    "found_prefixes",
+    "is_next_to",
+]
 
 #: Our name for the kind of a master copy.
 MASTER = "master"
@@ -39,6 +50,15 @@ _NO_STATES = ("param_groups.", "distributed.")
 #: Values that every optimizer has in its groups, one or the other of which may be stored as a tensor.
 _OF_GROUPS = frozenset(["lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "step"])
 _MOST_HEADS = 8
+#: The prefix of the model that is trained, of several under which weights lie.
+_MODEL = ("model", "params", "module", "target")
+#: The number of prefixes that are found for an optimizer, and of names that they are found and tried with.
+_MOST_FOUND = 8
+_SAMPLES = 8
+_TRIED = 128
+#: The name of each kind, and the end of the names of its states.
+_ENDS = {kind: (MASTER if kind in MASTERS else kind, f".{kind}") for kind in KINDS}
+_FIRST_CALLED = {kind: MASTER if kind in MASTERS or kind == "param" else kind for kind in FIRST}
 
 
 class StateName(NamedTuple):
@@ -95,7 +115,7 @@ class StateRoot:
         )
 
 
-def by_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+def _by_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
     """Return the longest weight's name of which a name under an optimizer may be a state."""
     if not root.has_states or rest.endswith("."):
         return None
@@ -140,7 +160,7 @@ def _ends_in_weight(root: StateRoot, rest: str, prefix: str, weights: Mapping[st
     return None
 
 
-def by_kind(root: StateRoot, rest: str) -> StateName | None:
+def _by_kind(root: StateRoot, rest: str) -> StateName | None:
     """Return a name under an optimizer split by the known kinds of states, if its weight is not there."""
     first, dot, end = rest.partition(".")
     start, last_dot, last = rest.rpartition(".")
@@ -165,6 +185,119 @@ def by_kind(root: StateRoot, rest: str) -> StateName | None:
 
 def kind_called(kind: str) -> str:
     return MASTER if kind in MASTERS else kind
+
+
+def found_prefixes(root: StateRoot, weights: Mapping[str, None]) -> list[str]:
+    """Return the texts before parameters in weights' names, found for a few of the states."""
+    parameters: set[str] = set()
+    for rest in root.samples(_SAMPLES):
+        state = _by_kind(root, rest)
+        parts = rest.split(".")
+        if state is not None:
+            parameters.add(state.parameter)
+        elif root.is_sure and len(parts) > 1:
+            parameters.add(".".join(parts[:-1]))
+            parameters.update(".".join(parts[at:]) for at in range(1, min(len(parts), 6)))
+    ends = tuple(f".{parameter}" for parameter in parameters)
+    if not ends:
+        return []
+    counts: Counter[str] = Counter()
+    for name in weights:
+        if name.endswith(ends):
+            counts.update(name[: 1 - len(end)] for end in ends if name.endswith(end))
+    return [prefix for prefix, _ in counts.most_common(_MOST_FOUND)]
+
+
+def best_prefix(root: StateRoot, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
+    """Return the prefix with which most states have weights; of several the nearest; `None` if no prefix is best."""
+    tried = root.samples(_TRIED)
+    if root.has_numbers():  # Of PyTorch's optimizers, whose numbers are not those in a model's names.
+        prefixes = [prefix for prefix in prefixes if _are_numbers(root, prefix, weights)]
+        if not prefixes:
+            return None
+    counts = {prefix: sum(_by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
+    most = max(counts.values())
+    if not most:
+        return None
+    best = [prefix for prefix, count in counts.items() if count == most]
+    for is_near in (
+        lambda prefix: prefix.startswith(root.parent),
+        lambda prefix: prefix.removeprefix(root.parent).rstrip(".") in _MODEL,
+    ):
+        best = [prefix for prefix in best if is_near(prefix)] or best
+    return best[0] if len(best) == 1 else None
+
+
+def _are_numbers(root: StateRoot, prefix: str, weights: Mapping[str, None]) -> bool:
+    """Return whether all weights have the prefix and then a number, as those of a lone `ParameterList`."""
+    begin = len(prefix)
+    return all(
+        (name.startswith(prefix) and name[begin:].isdecimal()) or is_next_to(name, (root.parent,)) for name in weights
+    )
+
+
+def add_states(
+    root: StateRoot,
+    prefix: str | None,
+    weights: Mapping[str, None],
+    states: dict[str, StateName],
+    others: list[str],
+    trained: set[str],
+) -> bool:
+    """Add the states under one part; if it is certainly an optimizer, also its names that are not states.
+
+    Returns:
+        True if any of them has a weight.
+    """
+    text, begin, unknown, count, has_weights = root.text, len(root.text), [], len(states), False
+    is_plain = root.is_sure and root.has_states and prefix is not None and not root.is_optax
+    start = prefix or ""
+    make = tuple.__new__
+    befores = {kind: (called, f"{text}{kind}.") for kind, called in _FIRST_CALLED.items()}
+    for name in root.names:
+        # Most names are NAME.KIND, and nothing longer is a weight; or KIND.NAME, and nothing longer is.
+        head, _, kind = name.rpartition(".")
+        end = _ENDS.get(kind) if is_plain else None
+        if end is not None:
+            parameter = head[begin:]
+            weight = start + parameter
+            if weight in weights:
+                states[name] = make(StateName, (parameter, end[0], text, end[1], weight))
+                trained.add(weight)
+                has_weights = True
+                continue
+        elif is_plain:
+            first, _, parameter = name[begin:].partition(".")
+            before = befores.get(first)
+            weight = start + parameter
+            if before is not None and weight in weights:
+                states[name] = make(StateName, (parameter, before[0], before[1], "", weight))
+                trained.add(weight)
+                has_weights = True
+                continue
+        rest = name[begin:]
+        state = None if prefix is None else _by_weight(root, rest, prefix, weights)
+        if not root.is_sure:
+            if state is None or state.kind not in root.kinds or name in trained:
+                continue
+        else:
+            state = state or _by_kind(root, rest)
+        if state is None:
+            unknown.append(name)
+            continue
+        states[name] = state
+        if state.weight is not None:
+            trained.add(state.weight)
+            has_weights = True
+    is_state = bool(unknown) and text.endswith("state.")
+    parameters = {state.parameter for state in islice(states.values(), count, None)} if is_state else set()
+    for name in unknown:
+        parameter, dot, kind = name[begin:].rpartition(".")
+        if dot and parameter in parameters:
+            states[name] = StateName(parameter, kind, text, f".{kind}")
+        else:
+            others.append(name)
+    return has_weights
 
 
 def by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str]:

@@ -9,25 +9,12 @@ as an optimizer; a module of a model that is called `state` is neither.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from types import MappingProxyType
 
 from .._garbage import uncollected
-from .state_splits import (
-    FIRST,
-    KINDS,
-    MASTER,
-    MASTERS,
-    StateName,
-    StateRoot,
-    by_kind,
-    by_parameter,
-    by_weight,
-    is_next_to,
-)
+from .state_splits import StateName, StateRoot, add_states, best_prefix, by_parameter, found_prefixes, is_next_to
 
 __all__ = ["TrainingNames", "training_names"]
 
@@ -39,18 +26,9 @@ _OPTIMIZER = re.compile(
 )
 #: A part that is called `state`, which may as well be a module of a model.
 _STATE = re.compile(r"((?:[^.]+\.){0,3}?)(state\.|param_groups\.)")
-#: The prefix of the model that is trained, of several under which weights lie.
-_MODEL = ("model", "params", "module", "target")
 #: The number of optimizers for which the prefix of the weights is searched; for others the found prefixes are tried.
 _SEARCHED = 8
-_SAMPLES = 8
 _MOST_PREFIXES = 16
-_TRIED = 128
-
-
-#: The name of each kind, and the end of the names of its states.
-_ENDS = {kind: (MASTER if kind in MASTERS else kind, f".{kind}") for kind in KINDS}
-_FIRST_CALLED = {kind: MASTER if kind in MASTERS or kind == "param" else kind for kind in FIRST}
 
 
 class TrainingNames:
@@ -130,12 +108,12 @@ def _weights_and_states(names: Iterable[str], values: Iterable[str]) -> Training
     plain = weights if all(root.is_sure for root in roots) else {name: None for name in weights if not _matched(name)}
     for root in roots[:_SEARCHED]:
         if len(prefixes) < _MOST_PREFIXES:
-            prefixes.update(dict.fromkeys(_found_prefixes(root, weights if root.is_sure else plain)))
+            prefixes.update(dict.fromkeys(found_prefixes(root, weights if root.is_sure else plain)))
     for root in roots:
         own = weights if root.is_sure else plain
-        prefix = _best(root, prefixes, own)
+        prefix = best_prefix(root, prefixes, own)
         count = len(states)
-        if _add_states(root, prefix, own, states, others, trained) and prefix is not None:
+        if add_states(root, prefix, own, states, others, trained) and prefix is not None:
             used.add(prefix)
         if len(states) > count or root.is_sure:
             parents.add(root.parent)
@@ -199,116 +177,3 @@ def _root_of(name: str, roots: dict[str, StateRoot]) -> StateRoot | None:
     if root is None:
         root = roots[match[0]] = StateRoot(match[0], match[1], match[2])
     return root
-
-
-def _found_prefixes(root: StateRoot, weights: Mapping[str, None]) -> list[str]:
-    """Return the texts before parameters in weights' names, found for a few of the states."""
-    parameters: set[str] = set()
-    for rest in root.samples(_SAMPLES):
-        state = by_kind(root, rest)
-        parts = rest.split(".")
-        if state is not None:
-            parameters.add(state.parameter)
-        elif root.is_sure and len(parts) > 1:
-            parameters.add(".".join(parts[:-1]))
-            parameters.update(".".join(parts[at:]) for at in range(1, min(len(parts), 6)))
-    ends = tuple(f".{parameter}" for parameter in parameters)
-    if not ends:
-        return []
-    counts: Counter[str] = Counter()
-    for name in weights:
-        if name.endswith(ends):
-            counts.update(name[: 1 - len(end)] for end in ends if name.endswith(end))
-    return [prefix for prefix, _ in counts.most_common(_SEARCHED)]
-
-
-def _best(root: StateRoot, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
-    """Return the prefix with which most states have weights; of several the nearest; `None` if no prefix is best."""
-    tried = root.samples(_TRIED)
-    if root.has_numbers():  # Of PyTorch's optimizers, whose numbers are not those in a model's names.
-        prefixes = [prefix for prefix in prefixes if _are_numbers(root, prefix, weights)]
-        if not prefixes:
-            return None
-    counts = {prefix: sum(by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
-    most = max(counts.values())
-    if not most:
-        return None
-    best = [prefix for prefix, count in counts.items() if count == most]
-    for is_near in (
-        lambda prefix: prefix.startswith(root.parent),
-        lambda prefix: prefix.removeprefix(root.parent).rstrip(".") in _MODEL,
-    ):
-        best = [prefix for prefix in best if is_near(prefix)] or best
-    return best[0] if len(best) == 1 else None
-
-
-def _are_numbers(root: StateRoot, prefix: str, weights: Mapping[str, None]) -> bool:
-    """Return whether all weights have the prefix and then a number, as those of a lone `ParameterList`."""
-    begin = len(prefix)
-    return all(
-        (name.startswith(prefix) and name[begin:].isdecimal()) or is_next_to(name, (root.parent,)) for name in weights
-    )
-
-
-def _add_states(
-    root: StateRoot,
-    prefix: str | None,
-    weights: Mapping[str, None],
-    states: dict[str, StateName],
-    others: list[str],
-    trained: set[str],
-) -> bool:
-    """Add the states under one part; if it is certainly an optimizer, also its names that are not states.
-
-    Returns:
-        True if any of them has a weight.
-    """
-    text, begin, unknown, count, has_weights = root.text, len(root.text), [], len(states), False
-    is_plain = root.is_sure and root.has_states and prefix is not None and not root.is_optax
-    start = prefix or ""
-    make = tuple.__new__
-    befores = {kind: (called, f"{text}{kind}.") for kind, called in _FIRST_CALLED.items()}
-    for name in root.names:
-        # Most names are NAME.KIND, and nothing longer is a weight; or KIND.NAME, and nothing longer is.
-        head, _, kind = name.rpartition(".")
-        end = _ENDS.get(kind) if is_plain else None
-        if end is not None:
-            parameter = head[begin:]
-            weight = start + parameter
-            if weight in weights:
-                states[name] = make(StateName, (parameter, end[0], text, end[1], weight))
-                trained.add(weight)
-                has_weights = True
-                continue
-        elif is_plain:
-            first, _, parameter = name[begin:].partition(".")
-            before = befores.get(first)
-            weight = start + parameter
-            if before is not None and weight in weights:
-                states[name] = make(StateName, (parameter, before[0], before[1], "", weight))
-                trained.add(weight)
-                has_weights = True
-                continue
-        rest = name[begin:]
-        state = None if prefix is None else by_weight(root, rest, prefix, weights)
-        if not root.is_sure:
-            if state is None or state.kind not in root.kinds or name in trained:
-                continue
-        else:
-            state = state or by_kind(root, rest)
-        if state is None:
-            unknown.append(name)
-            continue
-        states[name] = state
-        if state.weight is not None:
-            trained.add(state.weight)
-            has_weights = True
-    is_state = bool(unknown) and text.endswith("state.")
-    parameters = {state.parameter for state in islice(states.values(), count, None)} if is_state else set()
-    for name in unknown:
-        parameter, dot, kind = name[begin:].rpartition(".")
-        if dot and parameter in parameters:
-            states[name] = StateName(parameter, kind, text, f".{kind}")
-        else:
-            others.append(name)
-    return has_weights

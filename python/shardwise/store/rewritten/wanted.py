@@ -19,7 +19,6 @@ from ...partition import Partition
 from ...piece import sides_of
 from ...pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ...shared_tiling import SharedTiling
-from ..data.boxes import contiguous_strides
 from ..data.sources import KeptArray
 from ..tensors.checkpoint import StoredObject
 from ..tensors.stored import StoredTensor
@@ -169,12 +168,11 @@ def _wanted_sharded(name: str, value: ShardedArray, shards: Iterable[np.ndarray[
             if any(start == stop for start, stop in box):
                 continue
             if isinstance(piece.start, int):
-                offset = piece.start * array.strides[0]
-                strides = contiguous_strides([stop - start for start, stop in box], array.strides[0])
+                located = LocatedPiece.dense(box, array, piece.start * array.strides[0], array.strides[0])
             else:
                 offset = sum(at * stride for at, stride in zip(piece.start, array.strides, strict=True))
-                strides = array.strides
-            (replicas if box in seen else pieces).append(LocatedPiece(box, array, offset, strides))
+                located = LocatedPiece(box, array, offset, array.strides)
+            (replicas if box in seen else pieces).append(located)
             seen.add(box)
     partition = tiling if isinstance(tiling, Partition) else None
     rank = len(value.shape)
