@@ -64,6 +64,12 @@ COMMANDS = [
         "16 shards do not divide evenly; `shardwise fits` says which sizes fit the model",
         ["fits hf", f"{RESHARD} --for vllm(tp=4)"],
     ),
+    ("state hf --tp 3", "`shardwise fits` says which sizes fit the model", ["fits hf", "state hf --tp 2"]),
+    (
+        f"{RESHARD} --to fsdp2",
+        "files for ranks need --mesh, which says what ranks there are, as in --mesh dp=8",
+        [f"{RESHARD} --to fsdp2 --mesh dp=8"],
+    ),
     (
         f"{RESHARD} --dtype fp8",
         "such as bfloat16 or float8_e4m3fn",

@@ -126,6 +126,13 @@ def test_a_mistyped_word_leads_to_the_right_one(words: list[str], meant: str) ->
         parse_arguments(words)
 
 
+def test_only_an_option_that_the_command_has_is_meant() -> None:
+    """`einsum` has --shapes; `translate` does not."""
+    with pytest.raises(ValueError, match=re.escape("--shape 10 (see shardwise translate --help)")) as raised:
+        parse_arguments(["translate", "--mesh", "x=2", "--layout", "x", "--shape", "10"])
+    assert "did you mean" not in str(raised.value)
+
+
 def test_an_option_of_other_commands_names_them() -> None:
     """It is written as it should be, so nothing like it is meant."""
     with pytest.raises(ValueError, match="; --resume is an option of shardwise reshard, extract ") as raised:

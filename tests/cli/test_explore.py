@@ -74,8 +74,8 @@ def test_each_field_has_a_label_and_keeps_its_value() -> None:
         ({"einsum": "bd"}, "einsum"),
         ({"shapes": "1,2 3,4 5,6"}, "operand"),
         ({"after": "-"}, "New layout: shape has 2 dims but the layout has 1"),
-        ({"layout": "data,no"}, "Layout: axes[1] names axis"),
-        ({"x": "no,-"}, "Layout of x: axes[0] names axis"),
+        ({"layout": "data,no"}, "Layout: dim 1 names axis"),
+        ({"x": "no,-"}, "Layout of x: dim 0 names axis"),
         ({"shapes": "1,2"}, "Shapes of x and w: there are 1, but the operation has 2 operands"),
     ],
 )

@@ -30,6 +30,21 @@ def test_each_size_has_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nwhole on every rank: model.layers.*.mlp.router.weight\nrests on names as in Hugging Face" in said
 
 
+def test_a_size_that_rules_refuse_names_its_dim_once_and_no_option_that_fits_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 64}
+    llama |= {"intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(llama), encoding="utf-8")
+    assert main(["fits", str(tmp_path / "config.json"), "--tp", "3", "--rules", "vllm/llama"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "mlp.down_proj.weight (2 tensors): dim 1 has 128 elements, which 3 shards do not divide evenly; would fit: "
+        "padded to 129; tp 2, 4, 8, 16, 32, 64\n" in said
+    )
+    assert "uneven" not in said
+
+
 def test_experts_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", str(DATA / "mxfp4-gptoss"), "--tp", "4", "--ep", "1,4,3"]) == 0
     said = capsys.readouterr().out

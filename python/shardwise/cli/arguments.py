@@ -72,6 +72,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     for name, add in _COMMANDS.items():
         if command in (None, name):
             add(commands)
+    for one in (parser, *commands.choices.values()):
+        one.commands = commands.choices
     return parser
 
 

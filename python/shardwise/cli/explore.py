@@ -25,7 +25,7 @@ from ..show.canvas import escaped
 from ..show.draw import draw
 from .notation import parse_dtype, parse_layout, parse_mesh, parse_shape
 from .show import summary_of
-from .terminal import Screen
+from .terminal import Screen, as_options
 
 __all__ = ["make_server", "page_for", "run_explore"]
 
@@ -42,12 +42,12 @@ FIELDS: dict[str, tuple[str, str, str]] = {
     "layout": (
         "Layout",
         "data,model",
-        "for each dim: an axis, axes as in data+model, or -; parts as in (3 h=2@model d=4)",
+        "for each dim: the axis that cuts it, several as in data+model, - for none; parts as in (3 h=2@model d=4)",
     ),
     "uneven": ("Uneven rule", "even", "how a dim is cut that does not divide"),
     "dtype": ("Dtype", "float32", "for the bytes"),
     "after": ("New layout", "-,model+data", "what must move to change to it; may be empty"),
-    "einsum": ("Operation", "bd,df->bf", "letters of two operands and of the result; may be empty"),
+    "einsum": ("Operation", "bd,df->bf", "x @ w is bd,df->bf, with a letter for each dim; may be empty"),
     "x": ("Layout of x", "data,model", "of the first operand"),
     "w": ("Layout of w", "model,-", "of the second operand"),
     "shapes": ("Shapes of x and w", "32,64 64,128", "with a space between them"),
@@ -84,7 +84,7 @@ def page_for(asked: Mapping[str, str]) -> str:
     return page_around(
         "shardwise explore",
         "Change a field, and the answers follow. Each field takes what the command shardwise takes.",
-        f'<form action="/" method="get">\n{sections}\n<p class="tools"><button>Answer</button></p>\n</form>\n'
+        f'<form action="/" method="get">\n{sections}\n<p class="tools no-js"><button>Answer</button></p>\n</form>\n'
         '<p id="trouble" role="status"></p>',
         script=(files(__package__) / "explore.js").read_text(encoding="utf-8"),
     )
@@ -109,7 +109,7 @@ def _answered(answer: Callable[[Mapping[str, str]], str], values: Mapping[str, s
     try:
         return answer(values)
     except (ShardwiseError, TypeError, ValueError) as error:
-        message = str(error)
+        message = as_options(str(error))
     except MemoryError:
         message = "There is not enough memory for that."
     if message in said:

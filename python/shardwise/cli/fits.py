@@ -10,7 +10,7 @@ from ..errors import ParseError
 from ..fit import Cut, Fits, SizeFit, Unknown, fits, fits_ratio
 from ..fit.evidence import is_of_elements
 from ..show.lines import StyledText
-from .terminal import Screen
+from .terminal import WOULD_CUT, Screen
 
 __all__ = ["run_fits"]
 
@@ -134,8 +134,9 @@ def _print_size(screen: Screen, size: SizeFit) -> None:
         names = list(dict.fromkeys(cut.name for cut in cuts))
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         count = f" ({cuts[0].tensors:,} tensors)" if cuts[0].tensors > 1 else ""
-        dim = f", dim {cuts[0].dim}" if {cut.dim for cut in cuts} == {max(cuts[0].dim, 0)} else ""
-        screen.write(f"  {names[0]}{count}{others}{dim}: {why}{ways}")
+        is_of_one = {cut.dim for cut in cuts} == {max(cuts[0].dim, 0)} and not why.startswith("dim ")
+        dim = f", dim {cuts[0].dim}" if is_of_one else ""
+        screen.write(f"  {names[0]}{count}{others}{dim}: {why.replace(f'; {WOULD_CUT}', '')}{ways}")
     if len(alike) > _NAMED:
         screen.write(f"  and {len(alike) - _NAMED} more reasons")
     for cut, limit in size.limits[:_NAMED]:

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -116,6 +116,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, **options})
+        #: All commands of the program: an error names those that have an option.
+        self.commands: Mapping[str, Parser] = {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse as argparse does; a command refuses what it does not know, and says so of itself."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError with the problem in one line, without the usage."""
@@ -157,22 +166,13 @@ class Parser(argparse.ArgumentParser):
         wrong = re.match(r"(?:argument COMMAND: invalid choice: '|unrecognized arguments: )([^\s']+)", message)
         if wrong is None:
             return ""
-        known: list[str] = []
-        others: list[str] = []
-        for action in self._actions:
-            known += [*action.option_strings, *map(str, action.choices or ())]
-            # An option that a command does not take is said of the program, whose commands have the options.
-            if isinstance(action, argparse._SubParsersAction) and wrong[1].startswith("-"):
-                for name, one in action.choices.items():
-                    options = [text for own in one._actions for text in own.option_strings]
-                    known += options
-                    others += [name] * (wrong[1] in options)
-        if others:
+        if others := [name for name, one in self.commands.items() if wrong[1] in one._option_string_actions]:
             said = f"; {wrong[1]} is an option of shardwise {', '.join(others)}"
             size = wrong[1].lstrip("-")
             if size in ("tp", "pp"):
                 return f"{said}; elsewhere a size is part of --mesh {size}=2, or of --for 'vllm({size}=2)'"
             return said
+        known = [*self._option_string_actions, *(() if self._subparsers is None else self.commands)]
         if wrong[1] in CALLED and CALLED[wrong[1]] in known:
             return f"; did you mean {CALLED[wrong[1]]}?"
         from difflib import get_close_matches  # Slow to import.

@@ -5,6 +5,7 @@ FORCE_COLOR, how many colours there are), come from it.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
@@ -38,6 +39,9 @@ _OPTIONS = {
     "parameter_names": "--parameter-names",
     "source_layouts": "--source-mesh",
     "device_mesh is given": "--mesh is given",
+    "layouts with a mesh, which says what ranks there are; none was given": (
+        "--mesh, which says what ranks there are, as in --mesh dp=8"
+    ),
     "mesh is missing, and": "--mesh is missing, and",
     "mesh is given, but layouts must say": "--mesh is given, but --rules must say",
     "'sharded', 'ranks' and 'dcp' hold": "--to sharded, --to ranks and --to dcp hold",
@@ -61,10 +65,12 @@ def as_options(message: str) -> str:
 
     >>> as_options("the next run makes all objects again (resume=True)")
     'the next run makes all objects again (--resume)'
+    >>> as_options("axes[1] names axis 'tp'")
+    "dim 1 names axis 'tp'"
     """
     for argument, option in _OPTIONS.items():
         message = message.replace(argument, option)
-    return message
+    return re.sub(r"\baxes\[(\d+)\]", r"dim \1", message)
 
 
 def say(what: str, messages: Iterable[str]) -> None:

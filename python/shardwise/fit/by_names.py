@@ -195,11 +195,11 @@ def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
         axes[0] = "ep"
     q, kv = one.heads.q, one.heads.kv
     if role.heads in ("q", "kv", "qkv") and q % tp:
-        raise LayoutError(f"tp is {tp}, which does not divide the {q} heads of {one.name}")
+        raise _undivided(tp, f"{q} heads", one)
     if role.heads == "linear" and one.heads.linear % tp:
-        raise LayoutError(f"tp is {tp}, which does not divide the {one.heads.linear} heads of {one.name}")
+        raise _undivided(tp, f"{one.heads.linear} heads", one)
     if role.heads in ("kv", "qkv") and kv % tp and tp % kv:
-        raise LayoutError(f"tp is {tp}, which does not divide the {kv} key-value heads of {one.name}")
+        raise _undivided(tp, f"{kv} key-value heads", one)
     axes[dim] = axis
     if role.heads == "kv" and kv < tp:
         axes[dim] = f"{axis}:(1){kv}" if kv > 1 else None
@@ -209,3 +209,8 @@ def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
     elif role.parts == 2:
         axes[dim] = gate_up(axis)
     return axes
+
+
+def _undivided(tp: int, heads: str, one: Judged) -> LayoutError:
+    said = f"tp is {tp}, which does not divide the {heads} of {one.name}"
+    return LayoutError(f"{said}; `shardwise fits` says which sizes fit the model")
