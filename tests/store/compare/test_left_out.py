@@ -248,6 +248,19 @@ class TestUnmatched:
         ):
             sw.store.device_reads(checkpoint, placed, "cpu:0")
 
+    def test_a_weight_with_its_states_is_one_tensor(self, tmp_path: Path) -> None:
+        trained = {name: np.ones(2) for name in ("v", "w", "optim.state.w.exp_avg", "optim.state.w.exp_avg_sq")}
+        sw.save_checkpoint(tmp_path / "m", trained, sync=False)
+        placed = Deployment(2, sw.DeviceMesh((2,), ("tp",)), {"^v$": DeploymentRule(("tp",))})
+        with sw.open_checkpoint(tmp_path / "m") as checkpoint:
+            for verb in (
+                lambda: sw.save_checkpoint(tmp_path / "a", trained, placed),
+                lambda: sw.reshard_checkpoint(tmp_path / "m", tmp_path / "a", placed),
+                lambda: sw.store.device_reads(checkpoint, placed, "cpu:0"),
+            ):
+                with pytest.raises(sw.LayoutError, match=r"^1 tensor matches no rule of the deployment.*: 'w';"):
+                    verb()
+
     def test_saving(self, tmp_path: Path) -> None:
         mesh = sw.DeviceMesh((2,), ("tp",))
         placed = Deployment(2, mesh, {"w": DeploymentRule(("tp",))})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
         LayoutError: if a sharded array has partial sums; with `check`, if its replicas differ.
     """
     if isinstance(value, ShardedArray):
-        return _wanted_sharded(name, value, compared_shards(value, check))
+        return _wanted_sharded(name, value, _file_dtype(name, value.dtype), check=check)
     refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)
@@ -150,8 +150,7 @@ def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
     return Wanted(name, dtype, array.shape, pieces, identity=identity)
 
 
-def _wanted_sharded(name: str, value: ShardedArray, shards: Iterable[np.ndarray[Any, Any]]) -> Wanted:
-    dtype = _file_dtype(name, value.dtype)
+def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool) -> Wanted:
     tiling = value.tiling
     if isinstance(tiling, Partition) and any(
         tiling.device_mesh.axis_size(axis) > 1 for axis in tiling.layout.unreduced
@@ -160,7 +159,7 @@ def _wanted_sharded(name: str, value: ShardedArray, shards: Iterable[np.ndarray[
     seen: set[Bounds] = set()
     pieces: list[LocatedPiece] = []
     replicas: list[LocatedPiece] = []
-    for holder, array in zip(tiling.holders, shards, strict=True):
+    for holder, array in zip(tiling.holders, compared_shards(value, check), strict=True):
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
         for piece in tiling.pieces(holder):
