@@ -116,7 +116,7 @@ def parse_expression(text: object) -> Expression:
     """Read an expression, which is the whole text.
 
     Raises:
-        ParseError: if it is not an expression; says where.
+        ParseError: if it is not an expression; the message says where.
         TypeError: if it is not a string.
 
     >>> parse_expression("2 * (heads + 2 * groups)").names

@@ -29,7 +29,7 @@ def strict_json(data: bytes, path: object, offset: int = 0, *, constants: bool =
     With `constants`, NaN and infinities are numbers, as Python writes them.
 
     Raises:
-        ParseError: if it is anything else; names the file and, if known, the byte.
+        ParseError: if it is anything else; the message names the file and, if known, the byte.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class TensorLayout(Drawn):
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that neither cut a dim nor are unreduced; of an axis in part, its other sub-axes.
+        """The axes of the mesh that neither cut a dim nor are unreduced; if sub-axes of an axis are used, its others.
 
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).replicated_axes
         ('y',)
@@ -197,8 +197,8 @@ class TensorLayout(Drawn):
     def refined(self) -> TensorLayout:
         """Return the same layout over a mesh in which the sub-axes that it names are axes of their own.
 
-        The devices stay in their order, so every device holds what it holds in this layout. So it suits
-        what does not know sub-axes, such as JAX's and PyTorch's meshes.
+        The devices stay in their order, so every device holds what it holds in this layout. So it can be used where
+        there are no sub-axes, as in JAX and PyTorch.
 
         Raises:
             LayoutError: if the layout has no mesh.

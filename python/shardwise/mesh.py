@@ -226,7 +226,7 @@ class DeviceMesh(Drawn):
 
         Args:
             names: an axis, or several; sub-axes as `"tp:(1)4"`.
-            through: the label of the device; the first one if none is given. PyTorch takes that of the process.
+            through: the label of a device of the new mesh, the first device if left out; PyTorch takes the process's.
 
         Raises:
             MeshError: if the mesh has no such axis or device, or two of the axes overlap.

@@ -283,7 +283,7 @@ class Partition(Tiling):
             shape of `offsets`.
 
         Raises:
-            IndexError: if an offset is negative or not below `size`; names the first such position.
+            IndexError: if an offset is negative or not below `size`; the message names the first such position.
             TypeError: if the offsets are not integers.
 
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -307,7 +307,7 @@ class Partition(Tiling):
             local_offsets: one integer, or an array of the same shape; C-order flat positions in the shards.
 
         Raises:
-            IndexError: if there is no such shard, or no such element in it; names the first such position.
+            IndexError: if there is no such shard, or no such element in it; the message names the first such position.
             LayoutError: if the arrays are of different shapes.
 
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -334,7 +334,7 @@ class Partition(Tiling):
     def views(self, array: npt.NDArray[Any]) -> list[Any]:
         """Cut an array into zero-copy views, one per device, in device-index order.
 
-        Each view is `array[box]`: the same memory, strides, dtype and writability. Any dtype and any strides will do.
+        Each view is `array[box]`: the same memory, strides, dtype and writability. Any dtype and any strides work.
         Where a dim is packed, there is a list of views for each device, one for each of its pieces.
 
         Raises:

@@ -19,7 +19,7 @@ Slices = tuple[slice, ...]
 
 
 class Piece:
-    """A box of a tensor, and where it lies in its holder's array.
+    """A box of a tensor, and where it is in its holder's array.
 
     >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
     Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))

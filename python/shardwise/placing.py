@@ -129,7 +129,7 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
         uneven: how a dim that does not divide is cut, unless the layouts say so.
 
     Raises:
-        LayoutError: if the layout has no mesh or does not fit the tensor; names it.
+        LayoutError: if the layout has no mesh or does not fit the tensor; the message names it.
         TypeError: if a mapping has something else than a layout under the name.
 
     >>> from shardwise import DeviceMesh

@@ -31,8 +31,8 @@ class Tiling(Drawn):
     array and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are
     made by `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
 
-    Tilings are immutable, comparable, hashable and picklable. Holders without labels are numbered, or named by
-    the indices of their chunks; in a plan they are never the same holder as one of another tiling.
+    Tilings are immutable, comparable, hashable and picklable. Holders without labels are numbered, or named by the
+    indices of their chunks; a plan never matches them with holders of another tiling.
 
     >>> tiling = Tiling.from_flat_ranges((2, 3), {"rank 0": (0, 4), "rank 1": (4, 6)})
     >>> tiling.holders, tiling.holder_shape("rank 0")
@@ -132,8 +132,8 @@ class Tiling(Drawn):
             shape: the tensor's shape.
             chunks: the shape of a chunk; those at the far ends hold what is left.
             holders: a label for each chunk, in C order; by default they are known by their chunk indices.
-            padded: whether the arrays of the chunks at the far ends have the full shape `chunks` too, as those of
-                zarr do; what lies beyond the tensor is ignored.
+            padded: whether the arrays of the chunks at the far ends have the full shape `chunks` too, as those of zarr
+                do; elements beyond the tensor are ignored.
 
         Raises:
             LayoutError: if a chunk has no elements, or the ranks or the number of labels do not fit.
@@ -249,7 +249,7 @@ class Tiling(Drawn):
         """Check that the holders hold every element of the tensor, and none twice, except as replicas.
 
         Raises:
-            LayoutError: if they do not; names a box that two of them hold, or that none holds.
+            LayoutError: if they do not; the message names a box that two of them hold, or that none holds.
 
         A partition and a grid are right by construction. The time is nearly linear in the number of boxes.
 

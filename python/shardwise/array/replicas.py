@@ -33,7 +33,8 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         shards: one array per holder, in their order, of the tiling's shapes and of one dtype.
 
     Raises:
-        LayoutError: if two replicas differ; names the shard, the first such element, the devices and the values.
+        LayoutError: if two replicas differ; the message names the shard, the first such element, the devices and the
+            values.
 
     The cost is one pass over the memory of the shards that have replicas; arrays that share their memory cost nothing.
     Objects are compared with `==`; structured dtypes by their fields, not their padding.

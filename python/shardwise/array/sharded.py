@@ -56,7 +56,7 @@ class ShardedArray(Drawn, ShardSource):
             Nothing is copied.
 
     Raises:
-        LayoutError: if the shards do not fit the tiling; names the first holder whose shard does not.
+        LayoutError: if the shards do not fit the tiling; the message names the first holder whose shard does not.
 
     `distribute_tensor` makes one from an array. `numpy()` and `np.asarray` put the shards together.
 
@@ -212,8 +212,8 @@ class ShardedArray(Drawn, ShardSource):
         Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is
         then a read-only copy, with zeros where it is padded. `partition.view` gives a view of each piece.
 
-        A shard of one array is a view with the array's strides. What reads an array's memory without regard to its
-        strides, as `safetensors.numpy.save_file` does, writes wrong values. Give it contiguous shards:
+        A shard of one array is a view with the array's strides. Functions that ignore the strides of an array, such as
+        `safetensors.numpy.save_file`, write wrong values. Give it contiguous shards:
         `save_file({"weight": sharded.shard(device, contiguous=True)}, path)`.
 
         >>> import numpy as np
@@ -244,7 +244,7 @@ class ShardedArray(Drawn, ShardSource):
 
         Raises:
             LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;
-                names the first element that does.
+                the message names the first element that does.
 
         """
         if self._array is not None:

@@ -64,11 +64,12 @@ class Computation:
             the rule of an op that `factor_rule` does not know, as `FactorRule.to_json` gives it. These have no rule:
 
             - `constant` and `iota` have no operands.
-            - `barrier` gives its operands.
+            - `barrier` returns its operands.
             - `constraint` has one operand and the attributes `axes`, a list of axes for each dim, and `open`, the dims
               that may get more.
             - `call` and `loop` have a `body`, a computation as a mapping, which takes the operands and gives the
-              results. Those of a loop have the same shapes, and it has `trips`.
+              results. The operands and results of a loop have the same shapes; `trips` is how often the body is
+              computed.
             - `while` has `bodies`: a test, which gives a scalar, and a body as that of a loop.
             - `case` has `bodies`, which take all operands but the first, a scalar.
         outputs: the numbers of the results.
@@ -163,7 +164,7 @@ class Computation:
             raise ParseError(f"{file}: {error}") from None
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Return the results of arrays for the inputs, computed in numpy on one device.
+        """Return the results for arrays as the inputs, computed in numpy on one device.
 
         Raises:
             LayoutError: if there are more or fewer arrays than inputs, one has another shape or cannot be of the

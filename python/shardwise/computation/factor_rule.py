@@ -38,7 +38,7 @@ class FactorRule:
         whole: factors that the op cannot compute with while they are cut.
         shift: factors of which a device reads some elements of its neighbours.
         blocked: factors whose cut does not spread to the other tensors.
-        sizes: elements of factors that shapes do not tell, because their dim has several.
+        sizes: the sizes of factors that the shapes do not give, because a dim has several factors.
         reduction: the op that puts addends together: `"add"`, `"maximum"`, `"minimum"`, `"multiply"`, `"and"` or
             `"or"`.
 
@@ -157,7 +157,7 @@ class FactorRule:
         return FactorRule._of(self._core.sized(operands, results), self._given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the arguments of the class as values that `json.dumps` takes, defaults left out.
+        """Return the arguments of the class, without defaults, as values that `json.dumps` takes.
 
         >>> FactorRule("([i,k],[k,j])->([i,j])", sum="k").to_json()
         {'text': '([i,k],[k,j])->([i,j])', 'sum': ['k']}
@@ -217,7 +217,7 @@ def _names(argument: str, names: str | Iterable[str]) -> list[str]:
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
 ) -> FactorRule:
-    """Return the rule of an op for operands and results of these shapes, which is Shardy's.
+    """Return Shardy's rule of an op for operands and results of these shapes.
 
     Args:
         op: the name in StableHLO, such as `"dot_general"` or `"gather"`, or one of `"top_k"`, `"qr"`, `"eigh"`,

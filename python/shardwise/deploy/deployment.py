@@ -51,19 +51,19 @@ class Deployment(RuleBook, Drawn):
             or a rule for their leading dims.
         parameters: those parameters of an engine that hold several tensors; see `parameters_of`.
         match: where in a name a rule has to match; see `LayoutMap`.
-        replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
-            of data parallelism: reports do not warn that no rule uses them.
-        at: coordinates by regular expressions that are searched for in names as rules are, for the axes for which the
-            rule of a name gives none: rules need not say on which stage a layer is. One may match a name.
+        replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
+            not warn that no rule uses them.
+        at: coordinates by regular expressions that are searched for in names, as rules are, for axes to which a name's
+            rule gives none, such as the stage of a layer. At most one may match a name.
 
     Raises:
-        MeshError: if a mesh has a device that the world has not.
-        LayoutError: if a rule names a mesh, an axis or a number that is not there.
+        MeshError: if a mesh has a device that is not in the world.
+        LayoutError: if a rule names a mesh, an axis or a number that does not exist.
         TypeError: if an argument is of the wrong type.
 
     A tensor is held by those devices of its rule's mesh whose coordinates are as `at` says; the others hold nothing of
     it. Over the devices that are left it has an ordinary layout, whose mesh has the same axes, shortened to these
-    coordinates. So a deployment goes wherever a `LayoutMap` is only asked: to `plan_model`, for instance.
+    coordinates. So functions that only read a `LayoutMap`, such as `plan_model`, take a deployment too.
 
     Deployments are immutable, hashable, picklable and comparable.
 
@@ -170,7 +170,7 @@ class Deployment(RuleBook, Drawn):
 
     @property
     def places(self) -> dict[str, dict[str, At]]:
-        """The coordinates that the deployment gives by patterns of names, beside its rules."""
+        """The coordinates that the deployment gives by patterns of names, besides its rules."""
         return {key: dict(where) for key, where in self._at.items()}
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class Deployment(RuleBook, Drawn):
         """Return the coordinates of a tensor along the axes for which its rule gives some.
 
         Raises:
-            LayoutError: if several rules match, or a coordinate cannot be worked out; names the tensor.
+            LayoutError: if several rules match, or a coordinate cannot be worked out; the message names the tensor.
 
         >>> from shardwise import DeviceMesh
         >>> mesh = DeviceMesh((2, 2), ("pp", "tp"))
@@ -274,10 +274,10 @@ class Deployment(RuleBook, Drawn):
 
         Raises:
             ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
-            LayoutError: if a rule names what is not there, or a number is missing.
+            LayoutError: if a rule names what does not exist, or a number is missing.
             MeshError: if a mesh does not fit the world.
             OSError: if the file cannot be read.
-            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
+            ShardwiseWarning: if the file states the types of its models, and the configuration has another type.
 
         >>> import io
         >>> stages = Deployment.from_toml(io.StringIO(r'''
@@ -374,7 +374,7 @@ class Deployment(RuleBook, Drawn):
     def parameters_of(
         self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even"
     ) -> list[LocalParameter]:
-        """Return the parameters that a device holds: what their shapes are, and which box of which tensor lies where.
+        """Return the parameters that a device holds: what their shapes are, and which box of which tensor is where.
 
         Args:
             device: its label.

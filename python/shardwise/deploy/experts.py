@@ -31,7 +31,7 @@ class ExpertMap:
             several ranks, and more than once on one.
 
     Raises:
-        LayoutError: if a number is negative, or an expert below the largest is nowhere.
+        LayoutError: if a number is negative, or an expert below the largest is on no rank.
 
     `where` is the list that rules name: `at = { ep = "where[e]" }`.
 
@@ -84,7 +84,7 @@ class ExpertMap:
         """Return experts dealt to the ranks in turn: vLLM's `round_robin`.
 
         Raises:
-            LayoutError: if there are more ranks than experts and one, where vLLM fails on the ranks beyond.
+            LayoutError: if there are more ranks than the number of experts plus one: vLLM fails on the others.
 
         >>> ExpertMap.round_robin(5, ep=2).slots
         ((0, 2, 4), (1, 3))
@@ -96,7 +96,7 @@ class ExpertMap:
 
     @classmethod
     def redundant(cls, num_experts: int, redundant: int, ep: int) -> ExpertMap:
-        """Return the map with which vLLM and SGLang begin, no load being known: each expert once, then the first ones.
+        """Return the map with which vLLM and SGLang begin, without a known load: each expert once, then the first ones.
 
         Args:
             num_experts: the experts of the model.
@@ -166,10 +166,12 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
         before: the experts of each layer now.
         after: the experts of each layer as a balancer gives them. With more ranks than before, the further ones begin
             empty; with fewer, the first remain.
-        nodes: the nodes, each of as many consecutive ranks. What is together on a node stays together.
+        nodes: the number of nodes; each has the same number of consecutive ranks. Experts that are together on a node
+            stay together.
 
     Raises:
-        LayoutError: if there are not as many layers, or not the same experts; if ranks do not divide among nodes.
+        LayoutError: if the two have different numbers of layers, or different experts; if ranks do not divide among
+            nodes.
 
     >>> now = balanced_experts([[90, 40, 10, 10]], slots=6, ep=2)
     >>> new = balanced_experts([[40, 90, 10, 10]], slots=6, ep=2)
@@ -244,8 +246,8 @@ def balanced_experts(
     Raises:
         LayoutError: if sizes do not divide, or there are fewer slots than experts.
 
-    For vLLM, experts of equal load are in the order that numpy's sort gives on this machine, since vLLM sorts with it;
-    for SGLang in that of PyTorch on a CPU.
+    For vLLM, experts of equal load are in the order that numpy's sort gives on this machine, because vLLM sorts with
+    it; for SGLang in that of PyTorch on a CPU.
 
     >>> balanced_experts([[90, 40, 10, 10]], slots=6, ep=2)[0].slots
     ((1, 0, 2), (0, 0, 3))

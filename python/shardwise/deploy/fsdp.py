@@ -30,7 +30,7 @@ def fsdp2(
         replicate: how often that is repeated: hybrid sharding (HSDP).
         tp: tensor parallelism, the last axis of the mesh.
         tp_rules: the axes of tensors that tensor parallelism cuts, by regular expressions: `{"q_proj": ("tp", None)}`.
-            Of a dim 0 that both cut, tensor parallelism cuts first.
+            If both cut dim 0, tensor parallelism cuts first.
         world: labels of the devices, in row-major order of (replicate, shard, tp); `"cpu:0"`, … by default.
 
     Raises:

@@ -23,7 +23,7 @@ def join_manifests(manifests: Iterable[Mapping[str, Tiling]]) -> Manifest:
         manifests: those of recordings, each of its own holder.
 
     Raises:
-        LayoutError: if two have the same holder, or a tensor is of several shapes or dtypes; names it.
+        LayoutError: if two have the same holder, or a tensor is of several shapes or dtypes; the message names it.
 
     >>> import numpy as np
     >>> import shardwise as sw

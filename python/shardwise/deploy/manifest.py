@@ -106,7 +106,7 @@ class Manifest(Mapping[str, Tiling]):
         array. `tensors` has for each the number of its layout, its shape and its dtype, and its digest if it has one.
 
         Raises:
-            LayoutError: if a device label is neither string nor integer; if boxes lie otherwise in their array.
+            LayoutError: if a device label is neither string nor integer; if boxes are stored in another order.
         """
         meshes: dict[DeviceMesh, int] = {}
         layouts: dict[tuple[TensorLayout | Tiling, UnevenRule], int] = {}

@@ -34,7 +34,7 @@ def parse_call(text: str) -> PresetCall:
     """Read a preset with its options; the text is bounded, and nothing in it is run.
 
     Raises:
-        ParseError: if it is not one; says where.
+        ParseError: if it is not one; the message says where.
 
     >>> parse_call("megatron(tp=2, layers=[3, 4], order='tp-cp-ep-dp-pp')")
     PresetCall(name='megatron', values=(), options={'tp': 2, 'layers': [3, 4], 'order': 'tp-cp-ep-dp-pp'})

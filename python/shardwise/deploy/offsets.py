@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
     Attributes:
         parameter: the name of the parameter.
-        which: which of the offsets that were given these are.
+        which: the positions of these elements among the offsets that were given.
         positions: where each is in the parameter: flat, in C order.
     """
 

@@ -34,16 +34,16 @@ class FusedParameter:
         parts: templates of its tensors' names, in order along dim 0.
         stack: a field of the parts that is not in the name: the tensors of all its numbers on a device are stacked in a
             new first dim.
-        slots: the order in which they are stacked: an entry of a list of lists of the deployment's numbers, in the
-            fields of the name and in the device's coordinates by the names of the axes: `"slots[ep]"`. By default each
-            number once, in ascending order. A device without any has a parameter of no entries.
+        slots: the order in which they are stacked, as an entry of a list of lists of the deployment's numbers, such as
+            `"slots[ep]"`; the index may use the fields of the name and the device's coordinates. By default each number
+            once, in ascending order. A device with no such tensor has an empty parameter.
         after: templates of tensors without the field of the stack, one for each part, that are stacked after all
             others, such as those of a shared expert.
         at: coordinates by the names of axes of the tensors' mesh: the devices there have the parameter, and elsewhere
             its tensors are parameters of their own.
 
     Raises:
-        LayoutError: if templates have other fields than the name, or choices; if `slots` is no expression.
+        LayoutError: if templates have choices, or fields that the name does not have; if `slots` is not an expression.
         TypeError: if an argument is of the wrong type.
 
     >>> FusedParameter("layers.{i}.qkv", ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")).parts
@@ -109,8 +109,8 @@ class LocalParameter:
     Attributes:
         shape: Its shape on the device.
         pieces: The pieces that it is made of, in order.
-        slabs: Where the device's own array of each tensor lies in it: the tensor, the place in a stack or `None`, and
-            the first row and the end of its rows.
+        slabs: Where it has the device's own array of each tensor: the tensor, the place in a stack or `None`, and the
+            first row and the end of its rows.
     """
 
     name: str
@@ -121,9 +121,9 @@ class LocalParameter:
     def views(self, array: Any) -> dict[str, Any]:
         """Return each tensor's own array on the device as a view of the parameter's, to receive into it.
 
-        A tensor that is there more than once, as a redundant expert may be, has its first place, and a `Repeat` as the
-        name of each further one: the runners of plans fill these too. A transport of your own, which has descriptors
-        only, calls `repeat` when it has received everything.
+        If a tensor has several places, as a redundant expert may have, its name gives the first of them, and a `Repeat`
+        each further one: the runners of plans fill these too. A transport of your own, which has descriptors only,
+        calls `repeat` when it has received everything.
 
         Args:
             array: the parameter's memory: a numpy array, a tensor of PyTorch, anything that slices as these do.

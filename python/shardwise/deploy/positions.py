@@ -114,7 +114,7 @@ class Positions:
 
         Raises:
             LayoutError: if there is no such tensor.
-            IndexError: if an offset is not within the tensor; names it.
+            IndexError: if an offset is not within the tensor; the message names it.
             MeshError: if there is no such device.
         """
         slabs = self._held(device).slabs.get(tensor, [])
@@ -132,9 +132,9 @@ class Positions:
             offsets: for each tensor flat positions in the whole tensor, in any order.
 
         Raises:
-            LayoutError: if there is no such tensor or no layout for it; if shards have elements in common, as those of
-                a fused tensor have whose key heads several devices hold.
-            IndexError: if an offset is not within the tensor; names it.
+            LayoutError: if there is no such tensor or no layout for it; if shards have elements in common, as in a
+                fused tensor if several devices hold the same key heads.
+            IndexError: if an offset is not within the tensor; the message names it.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
@@ -212,7 +212,7 @@ class Positions:
         """Write a device's part of a sparse change into its parameters; return the number of elements written.
 
         Nothing is written unless everything fits. On a CPU it is one pass over the offsets, without further memory, and
-        the last value stays of offsets that are given twice; on other devices PyTorch does not say which.
+        if an offset is given twice, its last value stays; on other devices PyTorch does not say which.
 
         Args:
             device: its label.
@@ -269,7 +269,7 @@ class Positions:
 
         Returns:
             For each tensor in the parameter that has some of them: its name, which of the positions, and the offset of
-            each in the whole tensor. A position in none is padding.
+            each in the whole tensor. A position in no tensor is padding.
 
         Raises:
             LayoutError: if the device has no such parameter.
@@ -346,7 +346,7 @@ class Positions:
         return found
 
     def partition(self, name: str) -> Tiling | None:
-        """Return the partition of a tensor, or the tiling that it has instead; `None` if each device has all.
+        """Return the partition of a tensor, or the tiling that it has instead; `None` if each device has all of it.
 
         Raises:
             LayoutError: if it has no layout.

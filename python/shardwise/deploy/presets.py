@@ -50,11 +50,11 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
         text: a preset with its options: `"vllm(tp=2, pp=2)"`, `"megatron(tp=2, pp=2, ep=4)"`, `"fsdp2(64)"`.
         config: the model's configuration: its family and its sizes are in it.
         rules: a rules file in place of that of the package for the family, over the axis `tp`.
-        form: the form of files that is wanted, where an engine has several names for one tensor: Megatron-Core names
-            those of its distributed checkpoints, `"megatron"` and `"dcp"`, otherwise than those in memory.
+        form: the format of files, needed where an engine has several names for one tensor: Megatron-Core's names in
+            distributed checkpoints (`"megatron"`, `"dcp"`) differ from those in memory.
 
     Raises:
-        ParseError: if the text is not a preset with its options; says what there is.
+        ParseError: if the text is not a preset with its options; the message says what there is.
         LayoutError: if the package has no rules for the family, or the engine refuses the sizes.
 
     >>> config = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64,

@@ -28,7 +28,8 @@ def read_rules(
         config: The model's configuration, for the file's `[numbers]`; see `LayoutMap.from_toml`.
 
     Returns:
-        A `LayoutMap`, or a `Deployment` if the file is of one; and the `Rewrites`, which are false if there are none.
+        A `LayoutMap`, or a `Deployment` if the file describes one; and the `Rewrites`, which are false if there are
+        none.
 
     Raises:
         ParseError, LayoutError, MeshError, OSError: as for `LayoutMap.from_toml`, `Deployment.from_toml` and

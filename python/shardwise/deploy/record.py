@@ -89,19 +89,20 @@ def record(
             tensors of PyTorch on a CPU do. An engine's `load_weights` takes `tensors.items()`, whose arrays are made
             one by one. It is called a few times and must do the same each time.
         holder: the label of the process in the manifest.
-        computed: what to do with a parameter that has values made from elements, which are scaled, added or quantized
-            and so have no place: `"refuse"` it, by its name, or `"leave"` it to the loader.
-        make: makes an array that the loader takes of whole numbers and the name of a dtype; numpy's by default.
-            `shardwise.interop.torch.record` makes tensors of PyTorch.
+        computed: what to do with a parameter that has computed values (elements scaled, added or quantized), which have
+            no position: `"refuse"` it, by its name, or `"leave"` it to the loader.
+        make: a function of whole numbers and the name of a dtype, which returns an array for the loader; by default an
+            array of numpy. `shardwise.interop.torch.record` makes tensors of PyTorch.
 
     Raises:
-        LayoutError: if the loader computes, unless that is left to it; if two runs of it differ; names the parameters.
+        LayoutError: if the loader computes values, unless these are left to it; if two runs of it differ. The message
+            names the parameters.
         TypeError: if it gives something else than parameters, or a dtype has no whole numbers from 0 on.
 
     Nothing but whole elements is compared: the pieces are exact and complete. The number of runs is that of the digits
     of the number of all elements, to a base that the dtypes hold (256 for bfloat16, 2**24 for float32), and three more.
-    Beside what the loader takes there are some 30 bytes for each element of the parameters, and one tensor at a time;
-    a model too large for that is recorded with small sizes.
+    Besides the loader's own memory, recording takes some 30 bytes for each element of the parameters, and one tensor at
+    a time; a model too large for that is recorded with small sizes.
 
     >>> import shardwise as sw
     >>> def load(tensors):  # some engine's rank 1 of 2

@@ -26,9 +26,9 @@ class RecordedPiece(NamedTuple):
         tensor: The name of the tensor.
         box: Start, stop and step per dim: with a step of 2 every second element.
         start: The flat position of the first element in the parameter.
-        strides: For each dim of the tensor how far it is in the parameter from one element to the next.
-        times: The number of times that all of it is there.
-        apart: How far it is from one time to the next.
+        strides: For each dim of the tensor the distance in the parameter from one element to the next.
+        times: The number of copies of it.
+        apart: The distance from one copy to the next.
     """
 
     tensor: str
@@ -44,7 +44,7 @@ class RecordedPiece(NamedTuple):
         return tuple(len(range(side.start, side.stop, side.step)) for side in self.box)
 
     def positions(self) -> Numbers:
-        """Return the flat position of each element in the parameter, in the shape of the box, for the first time."""
+        """Return the flat position of each element in the parameter, in the shape of the box, for the first copy."""
         return _grid(self.start, self.counts, self.strides)
 
     def offsets(self, shape: Sequence[int]) -> Numbers:
@@ -62,8 +62,8 @@ class RecordedParameter:
     Attributes:
         dtype: The name of its dtype.
         pieces: The pieces that it is made of, in the order of their first elements.
-        padding: The number of elements that are of no tensor, and the same however often the tensors change.
-        values: The values of these, ascending, the first few; padding of zeros has 0.0 only.
+        padding: The number of elements that belong to no tensor: they stay the same when the tensors change.
+        values: The first few of their values, in ascending order; padding of zeros has 0.0 only.
     """
 
     name: str
@@ -145,8 +145,8 @@ class Recording:
         Raises:
             LayoutError: if a parameter is missing, or of another shape.
 
-        It is a view of the parameter's memory where the part is one piece of it, as of a fused projection, also where
-        it is transposed or interleaved. Elsewhere it is a new array, from which `fill` copies.
+        It is a view of the parameter's memory if the part is one piece there, also a transposed or interleaved one.
+        Otherwise it is a new array, from which `fill` copies.
         """
         self._check(parameters)
         found = {}
@@ -163,11 +163,11 @@ class Recording:
         return found
 
     def fill(self, parameters: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Copy what was received into the parameters, wherever it is not there yet, and as often as it is there.
+        """Copy received arrays to all their places in the parameters, except where they are views of the parameters.
 
         Args:
             parameters: as for `views`.
-            arrays: the process's own part of each tensor, as `manifest` has it: what `views` gave, or other arrays.
+            arrays: the process's own part of each tensor, as in `manifest`: the arrays from `views`, or others.
 
         Raises:
             LayoutError: if a parameter or an array is missing, or of another shape.

@@ -49,7 +49,7 @@ class Stages:
     """The layers of each stage of a pipeline, for each of its chunks.
 
     Args:
-        chunks: the chunks of each stage; as many for each. Plain lists of layers are one chunk each.
+        chunks: the chunks of each stage; the same number for each. Plain lists of layers are one chunk each.
         num_layers: the layers of the model; as many as the chunks hold, if not given.
 
     Raises:
@@ -137,7 +137,7 @@ class Stages:
     def is_whole(self) -> bool:
         """True if every layer is on one stage, in order along the pipeline.
 
-        It is not for Megatron's layout of several chunks without a pipeline, all of which begin at layer 0.
+        False for Megatron's layout of several chunks without a pipeline, because all of these begin at layer 0.
         """
         held = [layer for chunk in self._in_order() for layer in chunk.layers]
         return held == list(range(self.num_layers))
@@ -147,7 +147,7 @@ class Stages:
         """The stage of each layer.
 
         Raises:
-            LayoutError: if the layers are not all there once.
+            LayoutError: if a layer is missing or is there twice.
         """
         return tuple(stage for stage, _ in self._places())
 
@@ -156,7 +156,7 @@ class Stages:
         """The chunk of each layer within its stage.
 
         Raises:
-            LayoutError: if the layers are not all there once.
+            LayoutError: if a layer is missing or is there twice.
         """
         return tuple(chunk for _, chunk in self._places())
 

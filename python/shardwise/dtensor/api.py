@@ -31,7 +31,7 @@ __all__ = [
 
 
 class DTensor:
-    """A tensor that lies on a mesh; made by `pack`, `copy_to_mesh` and `relayout`.
+    """A tensor that is placed on a mesh; made by `pack`, `copy_to_mesh` and `relayout`.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -234,7 +234,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
     """Check that `layout` is the layout of `tensor`.
 
     Raises:
-        LayoutError: if it is not; names both.
+        LayoutError: if it is not; the message names both.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")

@@ -53,7 +53,7 @@ class DeviceSpec:
         `TYPE:*` are for CPU, GPU, TPU, EPU and CUSTOM, in any case; `None` is the empty name.
 
         Raises:
-            ParseError: if the text is not a device name; names the byte.
+            ParseError: if the text is not a device name; the message names the byte.
 
         >>> DeviceSpec.from_string("job:localhost/replica:0/task:0/TPU:0").to_string()
         '/job:localhost/replica:0/task:0/device:TPU:0'

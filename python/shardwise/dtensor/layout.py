@@ -91,7 +91,7 @@ class Layout:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: if the text does not follow the format; says at which byte.
+            ParseError: if the text does not follow the format; the message says at which byte.
             MeshError, LayoutError: if the text does not describe a mesh or a layout.
 
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").sharding_specs
@@ -104,7 +104,7 @@ class Layout:
         """Take the layout of a `LayoutProto`: ours, TensorFlow's, or any message that gives the same bytes.
 
         Raises:
-            ParseError: if the bytes are not such a message; names the byte.
+            ParseError: if the bytes are not such a message; the message names the byte.
             MeshError, LayoutError: if the message does not describe a mesh or a layout.
 
         >>> layout = Layout.from_string("sharding_specs:x, mesh:|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -130,7 +130,7 @@ class Layout:
 
     @classmethod
     def from_device(cls, device: str) -> Layout:
-        """Return the layout of a tensor that lies on one device.
+        """Return the layout of a tensor on one device.
 
         >>> Layout.from_device("CPU:0").to_string()
         'maximal:true, mesh:CPU:0'
@@ -139,7 +139,7 @@ class Layout:
 
     @classmethod
     def from_single_device_mesh(cls, mesh: Mesh) -> Layout:
-        """Return the layout of a tensor that lies on the device of `mesh`.
+        """Return the layout of a tensor on the one device of `mesh`.
 
         Raises:
             LayoutError: if the mesh is not of the form of `Mesh.from_device`.
@@ -242,7 +242,7 @@ class Layout:
         return self._tensor_layout
 
     def partition(self, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
-        """Apply the layout to a shape, for all that a `Partition` answers; devices are named as in `to_device_mesh`.
+        """Apply the layout to a shape, and return the `Partition`; devices are named as in `to_device_mesh`.
 
         Raises:
             LayoutError: if the shape's rank is not the layout's, a dim does not divide under the rule, or the layout
@@ -296,7 +296,7 @@ class Layout:
         return self._inner.is_batch_parallel()
 
     def is_single_device(self) -> bool:
-        """Return whether this is the layout of a tensor that lies on one device."""
+        """Return whether this is the layout of a tensor on one device."""
         return self.type is LayoutType.SINGLE_DEVICE
 
     def num_shards(self, idx: int) -> int:

@@ -106,7 +106,7 @@ class Mesh:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: if the text does not follow the format; says at which byte.
+            ParseError: if the text does not follow the format; the message says at which byte.
             MeshError: if the text does not describe a mesh.
 
         >>> Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1").name
@@ -122,7 +122,7 @@ class Mesh:
         """Take the mesh of a `MeshProto`: ours, TensorFlow's, or any message that gives the same bytes.
 
         Raises:
-            ParseError: if the bytes are not such a message; names the byte.
+            ParseError: if the bytes are not such a message; the message names the byte.
             MeshError: if the message does not describe a mesh.
 
         >>> mesh = Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1")

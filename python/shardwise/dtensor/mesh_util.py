@@ -81,8 +81,8 @@ def create_distributed_mesh(
     Args:
         mesh_dims: Axis names and sizes, as a dict or as pairs.
         mesh_name: The mesh's own name.
-        local_devices: The names of the devices of this client, such as `"CPU:0"`; what they leave open is filled in
-            with the job and the client's number as the task. By default its part of the mesh, from 0 on.
+        local_devices: The names of the devices of this client, such as `"CPU:0"`. Missing parts are filled in: the job,
+            and the client's number as the task. By default its part of the mesh, from 0 on.
         device_type: Their type, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
         client_id: Which client this is, from 0; by default `DTENSOR_CLIENT_ID`.

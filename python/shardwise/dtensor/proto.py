@@ -94,7 +94,7 @@ class MeshProto:
         r"""Read the message. Unknown fields are skipped.
 
         Raises:
-            ParseError: if the bytes are not such a message; names the byte.
+            ParseError: if the bytes are not such a message; the message names the byte.
 
         >>> MeshProto.FromString(b"\x1a\x01m")
         MeshProto(mesh_dimensions=(), global_device_ids=(), local_device_ids=(), local_devices=(), global_devices=(),
@@ -163,7 +163,7 @@ class LayoutProto:
         r"""Read the message. Unknown fields are skipped.
 
         Raises:
-            ParseError: if the bytes are not such a message; names the byte.
+            ParseError: if the bytes are not such a message; the message names the byte.
 
         >>> LayoutProto.FromString(b"\x18\x09")
         Traceback (most recent call last):

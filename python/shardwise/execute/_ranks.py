@@ -68,7 +68,8 @@ def agree(
         group: the name of the group after a rank, in messages.
 
     Raises:
-        LayoutError: if another process cannot begin, or two have other plans or versions; has the digests of both.
+        LayoutError: if another process cannot begin, or two have other plans or versions; the message has the digests
+            of both.
         Exception: `failure`.
     """
     # Whether it failed, a digest of the version, and then one for each process.

@@ -57,8 +57,8 @@ def run(
     Args:
         plan: The plan, the same on every rank.
         comm: An intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
-        src: The rank's array before, of shape `plan.src.holder_shape(...)`, with any strides and of any dtype without
-            references; `None` on a rank that holds nothing before.
+        src: The array that the rank has, of shape `plan.src.holder_shape(...)`, with any strides and of any dtype
+            without references; `None` on a rank that has none.
         out: The array to write into, of shape `plan.dst.holder_shape(...)`, which shares no memory with `src`, nor
             with itself; a new one if left out.
         src_ranks: The rank of each holder of `plan.src`, in the order of its `holders`; 0, 1, … if left out.
@@ -67,7 +67,7 @@ def run(
         memory: Bytes for the buffers of this rank, the same on every rank.
 
     Returns:
-        The rank's array after; `None` on a rank that holds nothing then.
+        The new array of the rank; `None` on a rank that receives none.
 
     Raises:
         ImportError: if mpi4py is not installed.
@@ -108,10 +108,10 @@ def run_model(
     """Carry out the programs of a model among the ranks of a communicator; all of them call this together.
 
     Args:
-        program: the rank's own, by `ModelPlan.program(holder, memory)`; all with the same `memory`, of at most 2**30
-            bytes. In each round a rank keeps one message to and one from each of its peers.
+        program: the rank's own program, from `ModelPlan.program(holder, memory)`. All ranks give the same `memory`, of
+            at most 2**30 bytes. In each round a rank keeps one message to and one from each of its peers.
         comm: an intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
-        src: the arrays before, by name, in C order.
+        src: the arrays that the rank has, by name, in C order.
         out: the arrays to write into, by name, in C order, which share no memory with those of `src`, nor with one
             another; further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too.
         ranks: the rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
@@ -121,8 +121,8 @@ def run_model(
         ImportError: if mpi4py is not installed.
         TypeError: if `comm` is not such a communicator.
         LayoutError: if an array is missing or too small, or one of `out` shares memory with another; if ranks are
-            missing, or a message is too long for MPI; if two ranks have other plans for each other, or other
-            versions. On all ranks, and before anything is sent.
+            missing, or a message is too long for MPI; if two ranks have different plans or versions. It is raised on
+            all ranks, before anything is sent.
         ValueError: if an array is not in C order, or is read-only.
 
     When something fails later, other ranks may wait for messages that never come: the rank prints what happened and

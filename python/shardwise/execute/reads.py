@@ -33,8 +33,7 @@ class ReadCalls(NamedTuple):
         calls: A structured array: `file` (a position in `files`), `offset` and `length` in it, and `first` and `stop`,
             the buffers of the call in `vectors`, which it fills one after the other.
         vectors: A structured array: the `address` and the `length` of each buffer; its `array`, a position in
-            `DeviceReads.arrays`, and the byte `destination` there. What is read over goes to scratch memory: `array` is
-            -1.
+            `DeviceReads.arrays`, and the byte `destination` there. Gaps are read into scratch memory: `array` is -1.
     """
 
     files: tuple[Path, ...]
@@ -48,7 +47,7 @@ class HttpRange(NamedTuple):
     Attributes:
         file: The object, or the file.
         headers: The headers of the request: `Range`, and `If-Match` where an ETag is known, so that a server refuses
-            (412) if the object is another one by now.
+            the request (412) if the object was replaced.
         length: The bytes of the answer's body.
         copies: A structured array: `array` (a position in `DeviceReads.arrays`), `destination` there, `offset` in the
             body and `length`.
@@ -68,7 +67,7 @@ def read_calls(
     Args:
         reads: what `shardwise.store.device_reads` gives, for one device.
         arrays: the memory of each of `reads.arrays`, in C order; padding is not read, so it is zero beforehand.
-        scratch: memory for what is read over, as long as the longest gap; not needed with `over_read=0`.
+        scratch: memory for the gaps that are read, as long as the longest of them; not needed with `over_read=0`.
         max_vectors: the most buffers of a call.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Every process carries out its own program (`ModelPlan.program`), message by message, in parts that both sides know: what
 is contiguous and large goes straight from tensor to tensor; the rest is put together in a few buffers on the tensors'
-device, which are used again and again (`reshard.model.runner`). Tested with gloo on CPUs; any backend that has `isend`
-and `irecv` for `uint8` will do.
+device, which are used again and again (`reshard.model.runner`). Tested with gloo on CPUs; any backend works that has
+`isend` and `irecv` for `uint8`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def run(
     """Carry out one holder's program of a model; all processes of the group call this together.
 
     Args:
-        program: the process's own, by `ModelPlan.program(holder)`; if with `memory`, all with the same. Whatever that
-            is, a process takes 8 MiB besides the tensors.
-        src: the tensors before, by name, contiguous.
+        program: the process's own program, from `ModelPlan.program(holder)`; all processes give the same `memory`, if
+            any. For every `memory` a process takes 8 MiB besides the tensors.
+        src: the tensors that the process has, by name, contiguous.
         out: the tensors to write into, by name, contiguous, which share no memory with those of `src`, nor with one
-            another. What `LocalParameter.views` gives for further places of a tensor (`Repeat`) is filled too. After an
-            error they may hold anything, unless there are spare ones; those of `src` are untouched.
+            another. Further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too. After an error
+            they may hold anything, unless there are spare ones; those of `src` are untouched.
         spare: other tensors of the shapes of `out`, which receive first: when all processes have everything, those of
             `out` are overwritten with them. So these are whole or untouched, whichever process fails, and when.
         ranks: the global rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
@@ -65,8 +65,8 @@ def run(
             another; if one with partial sums is of another dtype than the plan has; if ranks are missing; if a peer has
             another plan or version: on every process of the group, and before anything is sent. If a message was
             shorter than it should be: on every process of the group, at the end.
-        RuntimeError: what PyTorch raises, on every process of the group, for one that is gone, or does not send what
-            it should within the time-out of the group: they all wait for each other at the end.
+        RuntimeError: by PyTorch, on every process of the group, if one has ended, or does not send its part within the
+            time-out of the group. All processes wait for each other at the end.
 
     >>> run(program, before, after)  # doctest: +SKIP
     """

@@ -120,8 +120,8 @@ class AddressRows:
                 one for each run, which `get_xfer_descs` takes too.
 
         Raises:
-            LayoutError: if arrays of a side are in memory of several kinds, of which a list has one; `by_memory` gives
-                rows of one kind each. If they are in memory that NIXL has no type for, or there are too many runs.
+            LayoutError: if arrays of a side are in memory of several kinds, because a list has one kind; `by_memory`
+                separates them. If NIXL has no type for the memory, or there are too many runs.
         """
         kinds = [self._kinds(side) for side in ("local", "remote")]
         for side, (kind, _) in zip(("local", "remote"), kinds, strict=True):
@@ -142,7 +142,7 @@ class AddressRows:
         return NixlRows(found[0], found[1], memory[0], memory[1], np.arange(self.run_count, dtype=np.int32))
 
     def by_memory(self) -> list[AddressRows]:
-        """Return the rows of each kind of memory here and there: one list of NIXL has one kind."""
+        """Return the rows by kind of memory on both sides, because a list of NIXL has one kind."""
         kinds = 2 * self._kinds("local")[0] + self._kinds("remote")[0]
         return [replace(self, rows=self.rows[kinds == kind]) for kind in np.unique(kinds).tolist()]
 
@@ -155,18 +155,18 @@ class AddressRows:
         return MooncakeLists(*(column.tolist() for column in self.runs()))
 
     def staged(self, *, max_rows: int | None = None, over_bytes: int | None = None) -> StagedRows:
-        """Read what lies between runs too, for fewer and longer reads, into memory of its own.
+        """Read the gaps between runs too, for fewer and longer reads, into scratch memory.
 
         Args:
-            max_rows: the most reads; the fewest bytes are read with which so many are enough.
-            over_bytes: the most bytes beyond those that are needed; the fewest reads with them.
+            max_rows: the most reads; within that limit the fewest bytes are read.
+            over_bytes: the most bytes of gaps that are read; within that limit there are the fewest reads.
 
         Raises:
-            LayoutError: if this side writes, since that would overwrite what lies between; if both are given, or
-                `max_rows` is less than the blocks of the other side; if there are more than 50 million runs.
+            LayoutError: if this side writes, because that would overwrite the gaps; if both are given, or `max_rows` is
+                less than the blocks of the other side; if there are more than 50 million runs.
 
-        The reads have no strides, and lie in one block of the other side's memory each: no other such reads are fewer
-        for these bytes. What is best where some reads have strides is not answered here.
+        The reads have no strides, and each is within one block of the other side's memory. For their bytes, no fewer
+        such reads exist; reads with strides are not considered.
         """
         limit = spare_limit("over_bytes", over_bytes, "max_rows", max_rows)
         if self.writes:
@@ -207,13 +207,13 @@ class AddressRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StagedRows:
-    """Reads that go over what lies between runs, and the place of each run in what was read; `AddressRows.staged`.
+    """Reads that include the gaps between runs, and where each run is in them; `AddressRows.staged` makes it.
 
     Attributes:
         of: The rows that are read.
         remote: The address of each read in the other side's memory.
         lengths: The bytes of each.
-        blocks: The block of the other side that each lies in.
+        blocks: The block of the other side that has each read.
         places: For each run the byte at which it begins in the memory that is read into.
     """
 
@@ -290,7 +290,7 @@ def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, 
         writes: whether this side writes what it sends into the other's memory; by default it reads what it receives.
 
     Raises:
-        LayoutError: if the two sides have other plans for each other, other versions, or less memory than the plan
+        LayoutError: if the two sides have different plans or versions, or less memory than the plan
             needs: `check_manifests`.
 
     Padding (`Descriptors.zeros`) and further places of a tensor (`Repeat`) are in no rows: fill them yourself.

@@ -33,7 +33,7 @@ class MemoryRange(NamedTuple):
     Attributes:
         address: The address of the first one.
         nbytes: Their number.
-        device: Whose addresses these are, as PyTorch calls it: `"cpu"`, `"cuda:3"`.
+        device: The device of this memory, as PyTorch calls it: `"cpu"`, `"cuda:3"`.
     """
 
     address: int
@@ -47,14 +47,14 @@ class MemoryManifest:
 
     Attributes:
         holder: The label of the holder.
-        version: The version of the weights that are sent, in words of yours, such as `"step 1200"`.
+        version: The version of the weights that are sent, a text of your choice, such as `"step 1200"`.
         plans: For each peer the digest of what the two send to each other.
         src: The memory that is read, by tensor.
         out: The memory that is written, by tensor.
-        blocks: The memory as it is registered; each range lies in one of these.
+        blocks: The memory as it is registered; each range is within one of these.
 
     Raises:
-        LayoutError: if a range is no range of addresses, or is written and shares memory with another.
+        LayoutError: if a range is not a range of addresses, or is written to and shares memory with another.
     """
 
     holder: Any
@@ -93,15 +93,17 @@ class MemoryManifest:
 
         Args:
             part: what the holder sends, receives and copies: `ModelPlan.descriptors`.
-            src: its arrays before, by tensor: arrays of numpy or tensors of PyTorch, in C order, or a `MemoryRange`.
+            src: the arrays that it has, by tensor: arrays of numpy or tensors of PyTorch, in C order, or a
+                `MemoryRange`.
             out: the arrays to write into, by tensor, which share no memory with those of `src`, nor with one another.
             version: the version of the weights that are sent, the same on both sides.
-            blocks: the arrays as they are registered with the transport, such as the parameters of which those of `out`
-                are views; by default each array on its own. Rows that follow each other in one block are joined.
+            blocks: the arrays as they are registered with the transport, such as the parameters, if the arrays of `out`
+                are views of them; by default each array on its own. Rows that follow each other in one block are
+                joined.
 
         Raises:
-            LayoutError: if an array is missing, too small, not in C order, of another dtype than the plan has, or lies
-                in no block; if one to write into shares memory with another.
+            LayoutError: if an array is missing, too small, not in C order, of another dtype than the plan has, or is in
+                no block; if one to write into shares memory with another.
             TypeError: if one is not an array.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_model
@@ -175,7 +177,7 @@ class MemoryManifest:
         """Read what `to_dict` gives.
 
         Raises:
-            ParseError: if it is no manifest, or not the one that its digest is of.
+            ParseError: if it is not a manifest, or its digest is that of another.
         """
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise ParseError("this is not a manifest of memory")
@@ -204,7 +206,7 @@ class MemoryManifest:
 
 
 def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str | None = None) -> None:
-    """Refuse two sides that have other plans for each other, other versions, or other memory than they told.
+    """Refuse two sides that have different plans or versions, or whose memory has changed since they described it.
 
     Args:
         own: the manifest of this side.
@@ -213,10 +215,11 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
             `other` itself says is compared.
 
     Raises:
-        LayoutError: if they do not agree; has the digests of both sides.
+        LayoutError: if they do not agree; the message has the digests of both sides.
 
     `address_rows` calls it, so no row is made for two sides that disagree. Before each further version both sides send
-    their digest, and call it with `own.of_version(version)`, `other.of_version(version)` and the digest that came.
+    their digest, and call this function with `own.of_version(version)`, `other.of_version(version)` and the digest that
+    they received.
     """
     instance("own", own, MemoryManifest)
     instance("other", other, MemoryManifest)

@@ -96,7 +96,7 @@ class SizeFit(NamedTuple):
 
     @classmethod
     def of(cls, tp: int, ep: int, cuts: Iterable[Cut], *, known: bool = True) -> SizeFit:
-        """Return the answer that follows from cuts; if not all that is cut is known, only one rank is known to fit."""
+        """Return the answer that follows from cuts; if some cuts are unknown, only one rank is known to fit."""
         ordered = sorted(cuts, key=lambda cut: -ORDER.index(cut.verdict))
         verdict: Verdict = ordered[0].verdict if ordered else "fits"
         if not known and tp * ep > 1:
@@ -105,7 +105,7 @@ class SizeFit(NamedTuple):
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """The evidence of the verdict, each item once; if it is not `"fits"`, that of the cuts which have it."""
+        """The evidence of the verdict, each item once; if not `"fits"`, that of the cuts with this verdict."""
         if self.tp * self.ep == 1 and self.verdict == "fits":
             return ("one rank, which has all tensors whole",)
         cuts = self.cuts if self.verdict == "fits" else [cut for cut in self.cuts if cut.verdict == self.verdict]

@@ -77,7 +77,7 @@ class RatioFit(NamedTuple):
         verdict: The worst of the verdicts, or `"unknown"` if nothing refuses and tensors are not recognised.
         units: The shares of each kind of unit.
         unknown: The names of tensors that are not recognised.
-        quantized: The names of quantized weights that are cut, whose scales no tiling here has.
+        quantized: The names of quantized weights that are cut; the tilings do not include their scales.
         cuts: The tensors that are cut.
     """
 

@@ -39,15 +39,14 @@ def fits(
     """Say for each size of tensor and expert parallelism whether a model fits, and why not.
 
     Args:
-        model: A checkpoint, as `open_checkpoint` takes it; or the model's `config.json`, a folder that has nothing
-            else, or what it says, of the families that `model_shapes` knows. Of a checkpoint only headers are read, and
-            small tensors that say what shapes do not: the order of groups (`g_idx`), if the configuration says that it
-            may be another one.
+        model: A checkpoint, as `open_checkpoint` takes it; or, for the families that `model_shapes` knows, the model's
+            `config.json`, its folder or its contents. Only headers of a checkpoint are read, and the order of groups
+            (`g_idx`) if the configuration says that it may differ.
         tp: The sizes of tensor parallelism.
         ep: The sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
         config: The model's `config.json`, or what it says; the one next to the checkpoint if left out.
-        rules: A rules file, or the name of one that comes with the package, which says what is cut over the axes `tp`
-            and `ep`, also of fused weights; names of weights say it if left out.
+        rules: A rules file, or the name of one that comes with the package, which cut weights, fused ones too, over the
+            axes `tp` and `ep`; if left out, the names of weights say what is cut.
 
     Raises:
         OSError: if a file cannot be read.
@@ -83,11 +82,11 @@ def fits_tensors(
     *,
     read: Callable[[str], bytes | None] | None = None,
 ) -> Fits:
-    """Say the same of tensors of which dtype and shape are known; see `fits` and `quantized.find_components`.
+    """Answer as `fits` does, for tensors whose dtypes and shapes are given; see `quantized.find_components`.
 
-    A verdict rests on names that are recognised, and on shapes and a configuration that agree with them. Where a tensor
-    of several dims is not recognised, it is in `unknown`, and so is the verdict of all sizes over one rank that nothing
-    else refuses.
+    A verdict rests on names that are recognised, and on shapes and a configuration that agree with them. A tensor of
+    several dims that is not recognised is listed in `unknown`. Then the verdict of each size over one rank is
+    `"unknown"`, unless something else refuses it.
 
     >>> stored = {"mlp.down_proj.weight": ("F8_E4M3", (2048, 512)), "mlp.down_proj.weight_scale_inv": ("F32", (16, 4))}
     >>> config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}

@@ -140,7 +140,7 @@ def layout_of_indices(
     """Find the layout over `mesh` that gives every device these shard indices, int64 (devices, dims).
 
     Raises:
-        LayoutError: if there is none; says for which dim of `what`.
+        LayoutError: if there is none; the message says for which dim of `what`.
     """
     axes: list[tuple[str, ...]] = []
     for dim, count in enumerate(counts):

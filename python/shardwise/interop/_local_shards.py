@@ -37,8 +37,8 @@ class LocalShards(_Columns):
         shapes: The shape of each rank's local tensor: int64 (ranks, dims).
         offsets: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's
             size: int64 (ranks, dims).
-        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards may not be; one without
-            elements is.
+        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards may not be boxes; an empty shard
+            is one.
     """
 
     __slots__ = ()

@@ -117,7 +117,7 @@ def record_ranks(
         config: the contents of the model's `config.json`, with `architectures`; of a large model with smaller sizes.
         tp: the number of ranks of tensor parallelism.
         pp: the number of stages.
-        ep: the number of ranks that have other experts.
+        ep: the number of ranks of expert parallelism.
         etp: the number of ranks of tensor parallelism of experts; that of dense layers by default.
         vocabulary_rows: if given, the vocabulary is padded so that each rank has a multiple of so many rows, in
             Megatron-LM 128. Megatron-Bridge 0.5 and later fill such a vocabulary, with `tp` of 2 or more.

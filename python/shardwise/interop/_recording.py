@@ -179,7 +179,7 @@ def check_sizes(**sizes: int) -> None:
     """Check numbers of ranks.
 
     Raises:
-        LayoutError: if one is no whole number from 1 on; names it.
+        LayoutError: if one is no whole number from 1 on; the message names it.
     """
     for name, size in sizes.items():
         if integer(name, size) < 1:

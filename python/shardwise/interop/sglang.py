@@ -4,9 +4,9 @@ With the weight loader each rank reads its own slices of a checkpoint of any for
 `--custom-weight-loader shardwise.interop.sglang.load` is told to take the weights of a checkpoint by
 `engine.update_weights_from_tensor(request(PATH), load_format="shardwise.interop.sglang.load")`; what is sent is the
 path. With `--load-format dummy` it reads nothing else. Each parameter is filled by the rules of its family, which were
-compared with SGLang's own loaders; a model of which one would not be filled exactly is refused before anything is read.
-SGLang calls such a loader after kernels may have rearranged weights: like its own `load_format="direct"` it is for
-backends that leave them as they were loaded. Quantized models are not loaded.
+compared with SGLang's own loaders; a model with one that would not be filled exactly is refused before anything is
+read. SGLang calls such a loader after kernels may have rearranged weights: like its own `load_format="direct"` it is
+for backends that leave them as they were loaded. Quantized models are not loaded.
 
 `record_ranks` makes SGLang's own model for each rank, on a CPU and without weights, and loads element numbers into it.
 What SGLang rearranges after loading, for the kernels of a device, is not in it; nor is the stacking of shared experts
@@ -81,7 +81,7 @@ def record_ranks(
         config: the contents of the model's `config.json`, with `architectures`; of a large model with smaller sizes.
         tp: the number of ranks of tensor parallelism.
         pp: the number of stages.
-        ep: the number of ranks that have other experts, which divides `tp`.
+        ep: the number of ranks of expert parallelism, which divides `tp`.
         tensors: the shape and dtype of each tensor of the checkpoint; by default those that transformers writes.
         computed: what to do with parameters that are computed; see `shardwise.record`.
 

@@ -50,7 +50,7 @@ def to_spmd_types(layout: TensorLayout) -> SpmdTypes:
     """Write a layout as types per mesh axis, with a `PartitionSpec` if several axes cut a dim.
 
     Raises:
-        LayoutError: if the layout has no mesh, or names sub-axes or packed dims that whole axes do not cut alike.
+        LayoutError: if the layout has no mesh, or has sub-axes or packed dims that no whole axes can express.
 
     >>> mesh = DeviceMesh((2, 4), ("data", "model"))
     >>> print(to_spmd_types(TensorLayout((None, "model"), mesh)))

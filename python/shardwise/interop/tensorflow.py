@@ -55,7 +55,7 @@ def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
     """Return the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
 
     Raises:
-        LayoutError: if it is parted, or names no cuts: `MATCH`, or a single device.
+        LayoutError: if it is a parted layout of TensorFlow's, or states no cuts: `MATCH`, or a single device.
         MeshError: if it has no axes.
         TypeError: if it is neither of the two.
 

@@ -2,11 +2,11 @@
 
 A placement says for each *mesh dim* what it does to the tensor: `Shard(dim)`, `Replicate()` or `Partial(op)`.
 Placements take effect in mesh order, so a dim that is cut by several axes is cut by the first of the mesh first.
-Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts each of the `split_factor` pieces into which
-later axes of the mesh, which come before it in the order, will have cut the dim.
+Another order needs `_StridedShard(dim, split_factor=…)`: later axes of the mesh, which come before this one in the
+order, cut the dim into `split_factor` pieces, and this axis cuts each of them.
 
 It can also express packed dims whose parts are equal segments: of a fused gate and up projection, the axis cuts two.
-And if the factor lies within a later axis, that axis cuts with one of its sub-axes before and one after.
+And if the factor ends within a later axis, one sub-axis of that axis cuts before this axis, and one after it.
 
 Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot
 express `Partial` of another operation than the sum, nor a `split_factor` at which no sub-axes of later axes end.
@@ -230,12 +230,12 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
 
     Args:
         tensors: `DTensor`s and other tensors by name: `model.state_dict()`.
-        world: the devices that hold tensors that are no `DTensor`s, each all of them; by default all devices of the
-            others' meshes.
+        world: the devices, each of which holds all tensors that are not `DTensor`s; by default all devices of the
+            meshes of the `DTensor`s.
 
     Raises:
-        LayoutError: if no tensor is a `DTensor`, and `world` is not given; if a dtype is not known; if there are
-            partial sums of another operation than the sum.
+        LayoutError: if no tensor is a `DTensor` and `world` is not given; if a dtype is not known; if there are partial
+            sums of another operation than the sum.
         MeshError: if a mesh has no `mesh_dim_names`.
 
     Any rank can make it: it asks for placements, shapes and dtypes, and for no values.
@@ -333,14 +333,14 @@ def storage_reader(
         cast: whether to round tensors to the dtypes of the state dict; otherwise another dtype is an error.
 
     Raises:
-        LayoutError: if `rename` is not one.
+        LayoutError: if `rename` has something other than regular expressions and replacements.
         TypeError: if an argument is of the wrong type.
 
     Each rank reads the boxes that it holds, and no other bytes, into the memory of its tensors. `DTensor`s may have any
-    placements but partial sums, which PyTorch refuses; strided shards that are no boxes, which its own readers fill
-    with other elements, are right too. Values that are no tensors are numbers, texts, lists and dicts: nothing in a
-    file is run. The errors of `load` name the tensor; a field of a group that the checkpoint lacks is one, unless the
-    planner is `DefaultLoadPlanner(allow_partial_load=True)`.
+    placements except partial sums, which PyTorch refuses. Strided shards that are not boxes get the right elements;
+    PyTorch's own readers fill them with others. Values that are not tensors are numbers, texts, lists and dicts:
+    nothing in a file is run. The errors of `load` name the tensor. If the checkpoint lacks a field of a group, that is
+    an error, unless the planner is `DefaultLoadPlanner(allow_partial_load=True)`.
 
     >>> state = {"model": model.state_dict()}  # doctest: +SKIP
     >>> reader = storage_reader("model.safetensors", model="model.")  # doctest: +SKIP

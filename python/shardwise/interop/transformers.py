@@ -62,8 +62,8 @@ def tp_plan_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Give the tensor-parallel plan of the model that a `config.json` describes, which `LayoutMap.from_tp_plan` takes.
 
     Args:
-        config: What the file holds: `model_type` says the configuration's class, `architectures` the model's,
-            which is that for texts if left out.
+        config: What the file holds: `model_type` says the configuration's class, `architectures` the model's class; if
+            left out, it is the class for texts.
 
     Raises:
         LayoutError: if transformers does not have the model, or a plan for it.
@@ -88,8 +88,8 @@ def tp_rules_of(
         The rules; the tensors of which transformers loads nothing; the plan's entries that name nothing in this model.
 
     Raises:
-        LayoutError: if transformers does not have the model or a plan for it, or if a parameter that it cuts is made of
-            none of the tensors, or of one whose share is no box.
+        LayoutError: if transformers does not have the model or a plan for it, or if a parameter that it cuts is made
+            from none of the tensors, or from one of which a rank's share is not a box.
     """
     model = _model(config)
     plan = _plan(model, config)
@@ -106,7 +106,7 @@ def tp_rules_of(
 
 
 def written_tensors(config: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the tensors of a file that transformers writes of the model that a `config.json` describes, in float32.
+    """Return the tensors of the file that transformers writes for the model of a `config.json`, in float32.
 
     Raises:
         LayoutError: if transformers does not have the model.
@@ -138,8 +138,8 @@ def type_tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
         What a rules file states under `tensors`.
 
     Raises:
-        LayoutError: If transformers does not have the model, or its tensors follow from the configuration in no way
-            that such a file states.
+        LayoutError: If transformers does not have the model, or its tensors cannot be stated in terms of the
+            configuration.
     """
     kind = CONFIG_MAPPING[config["model_type"]] if config.get("model_type") in CONFIG_MAPPING else None
     own = type(_model(config))
@@ -187,7 +187,7 @@ def record_ranks(
     Args:
         config: The contents of the model's `config.json`; of a large model with smaller sizes.
         tp: The number of ranks of tensor parallelism, by `model.tp_plan`.
-        ep: The number of ranks that have other experts: 1 or `tp`.
+        ep: The number of ranks of expert parallelism: 1 or `tp`.
         pp: The number of stages.
         tensors: The shape and dtype of each tensor of the checkpoint; by default those that transformers writes, in
             float32.
@@ -232,8 +232,8 @@ def record_models(
         stages: The numbers of stages, if there are to be any; the keys are then `(stages, ranks)`, with two ranks each.
 
     Raises:
-        LayoutError: as `record_ranks`; if transformers does not take the small sizes, in which case `record_ranks` does
-            with those of your own.
+        LayoutError: as `record_ranks`; if transformers does not take the small sizes: then call `record_ranks` with
+            sizes of your own.
     """
     return recorded_models(config, record_ranks, counts, stages)
 

@@ -51,7 +51,7 @@ def parse(text: str, **sizes: int) -> PackedDim:
         sizes: the sizes of factors that the text names without one.
 
     Raises:
-        ParseError: if the text does not follow the notation; says where.
+        ParseError: if the text does not follow the notation; the message says where.
         LayoutError: if it is not a valid packed dim: two cut factors, two of unknown size, or a size that is
             given and not used.
 

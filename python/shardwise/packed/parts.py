@@ -245,15 +245,15 @@ def part(
     """Make one part of a packed dim: a product of factors, of which at most one is cut.
 
     Args:
-        factors: the sizes of the factors, major first. One of them may be `None`: it is what makes the parts add up to
-            the dim, one number for all parts.
+        factors: the sizes of the factors, major first. One of them may be `None`: its size follows from the size of the
+            dim, and is one number for all parts.
         cut: the number of the factor that is cut, from 0; `None` if every device is to hold the whole part.
         axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
         uneven: how it is cut if it does not divide; `None` is the rule of the partition.
         ratio: a multiple of the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
-            minor ones hold the same shard. This replicates key-value heads where there are more devices than heads. Of
-            several axes it must be the sizes of the first ones times a divisor of the next one.
+            minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
+            With several axes it must be the product of the sizes of the first ones and a divisor of the next one.
         split: where there are more shards than elements of the factor, and a multiple of their number, cut what comes
             after it as well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
         unit: cut between multiples of this many elements of the factor only, as a block of a quantized weight needs it.
@@ -263,8 +263,8 @@ def part(
             whole units.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
         name: the tensor that the part holds, for plans between orders.
-        blocks: the tensors that the last factor is made of instead, with their sizes, one after the other; if that
-            factor is unknown, how many times the unknown each is, `ratio` in all.
+        blocks: instead of a name, the tensors that make up the last factor, one after the other, with their sizes; if
+            that factor is unknown, their sizes are multiples of the unknown, `ratio` in all.
 
     Raises:
         LayoutError: if there is no such factor, a size is negative, or names and blocks do not fit.

@@ -194,11 +194,11 @@ def einsum(
         shapes: the shape of each operand, in elements.
         mesh: the mesh; may be left out if a layout has one.
         dtype: the dtype of operands and result, by which bytes are counted.
-        policy: the choice where layouts disagree: `"shardy"` does as Shardy's passes, and with them JAX; `"least"`
-            takes the fewest bytes that a device receives; `"explicit"` refuses, as JAX's explicit mode.
-        out: the layout that the result gets. Over its unreduced axes the result stays addends.
+        policy: the choice where layouts disagree: `"shardy"` decides as Shardy's passes do, which JAX uses; `"least"`
+            moves the fewest bytes to a device; `"explicit"` refuses, as JAX's explicit mode does.
+        out: the layout that the result gets. Over its unreduced axes the devices keep their addends.
         operands: the layout of each operand, in the order of the text, as keywords of names that you choose: a
-            `TensorLayout`, or its axes. An operand with `None` gets from the policy the layout that the others ask for.
+            `TensorLayout`, or its axes. For `None` the policy takes the layout that the other operands ask for.
 
     Raises:
         LayoutError: if the text is not an einsum, shapes or layouts do not fit it, a dim does not divide, or the policy

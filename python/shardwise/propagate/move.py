@@ -20,8 +20,8 @@ __all__ = ["Move", "axes_json", "move_between"]
 class Move:
     """A change of one tensor's layout, before or after an op, as collectives.
 
-    The values of a result may be addends before it, over the axes `before.unreduced`. An einsum's moves have no
-    `value`, `op`, `source`, `dtype` or `why`; `LocalEinsum.why` has the reasons of all.
+    Before the move, a result may be addends over the axes `before.unreduced`. An einsum's moves have no `value`, `op`,
+    `source`, `dtype` or `why`; `LocalEinsum.why` has the reasons of all.
 
     >>> from shardwise import DeviceMesh, einsum
     >>> mesh = DeviceMesh((4,), ("tp",))
@@ -59,7 +59,7 @@ class Move:
 
     @property
     def bytes_in_all(self) -> int:
-        """The bytes that each device receives `times` times; within a `when`, for one trip or one branch."""
+        """The bytes that each device receives in all `times` moves; within a `when`, in one trip or one branch."""
         return self.bytes * self.times
 
     @property

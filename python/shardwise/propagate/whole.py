@@ -39,7 +39,7 @@ BegunLayout = tuple[Specs, list[bool], list[int]]
 
 @dataclass(frozen=True)
 class Start:
-    """A layout of an input or a result that propagation may extend, or takes up late, as in Shardy.
+    """A layout of an input or a result that propagation may extend, or uses late, as in Shardy.
 
     >>> from shardwise.computation import Computation
     >>> add = {"op": "add", "in": [0, 1], "out": [[(4, 8), "float32"]]}
@@ -73,7 +73,7 @@ class Propagation(Drawn):
     def layouts(self) -> tuple[TensorLayout | None, ...]:
         """The layout of each value, by its number; `None` where no axis reaches.
 
-        Constants and broadcast scalars have a copy for each use, as in Shardy; theirs is the layout of the last.
+        Constants and broadcast scalars have a copy for each use, as in Shardy; the layout is that of the last copy.
         """
         return self._held[0]
 
@@ -155,7 +155,7 @@ class Propagation(Drawn):
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
         """Return the results of whole arrays for the inputs, computed in numpy by each device with its shards.
 
-        They equal those of `computation.run(arrays)`, except for rounding: tests prove propagations by it.
+        They equal those of `computation.run(arrays)`, except for rounding: tests check propagations with it.
 
         Raises:
             LayoutError: as for `Computation.run`, and if devices that should hold the same elements do not.
@@ -230,18 +230,18 @@ def propagate(
     Args:
         computation: the ops, in order.
         layouts: the layout of each input: a `TensorLayout`, its axes, a `Start` for one that may get more axes, or
-            `None` for one that is free. A mapping has them by the computation's `names`; inputs that it lacks are free.
+            `None` for one that is free. A mapping gives them by the computation's `names`; inputs that it lacks are
+            free.
         results: the layout of each result, in the same forms; all are free by default.
         mesh: the mesh; may be left out if a layout has one.
-        policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, and with
-            them JAX's. `"least"` computes each op with the fewest bytes that a device receives. It does so with
-            Shardy's layouts and with those that come out if inputs which a step replaces, such as weights, spread
-            last, and takes whichever moves less. `"explicit"` is JAX's explicit mode: every input has a layout, and a
-            disagreement is an error.
+        policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, which JAX
+            uses. `"least"` computes each op with the fewest bytes that a device receives. It tries Shardy's layouts,
+            and those with which inputs that a step replaces, such as weights, spread last; it takes the ones that move
+            less. `"explicit"` is JAX's explicit mode: every input has a layout, and a disagreement is an error.
 
     Raises:
         LayoutError: if layouts do not fit the inputs or results, a dtype has no size, or the policy is `"explicit"` and
-            layouts disagree; the error names the op, its place and the inputs that its layouts are from.
+            layouts disagree; the message names the op, its place and the inputs that its layouts come from.
         TypeError: if an argument is of another type.
 
     >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "attrs": {

@@ -102,14 +102,14 @@ class LogicalTensor(NamedTuple):
         return dict(self.uncut).get(dim, "")
 
     def elements_of(self, component: str, offsets: Any) -> npt.NDArray[np.int64]:
-        """Give for elements of the tensor those of a component that stand for them: of a scale, the blocks they are in.
+        """Return the element of a component that belongs to each element of the tensor: of a scale, that of its block.
 
         Args:
             component: the name of the component.
             offsets: flat positions in the tensor, in C order.
 
         Returns:
-            Flat positions in the component. Of values that several stored elements share, it is the first of these.
+            Flat positions in the component. If a value is in several stored elements, it is the first of these.
 
         Raises:
             LayoutError: if there is no such component, or its elements do not stand for those of the tensor.

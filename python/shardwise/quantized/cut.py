@@ -50,20 +50,20 @@ def component_layouts(
 ) -> dict[str, Any]:
     """Return the layout of each component: a device holds the blocks that its box of the logical tensor touches.
 
-    Where devices share blocks, but each not one block with as many others, no layout says who holds what. A
-    `Tiling` over the devices of the mesh does: what neighbours share is a box of its own there, and both hold it.
+    If devices share blocks unevenly, no layout expresses it. The answer is then a `Tiling` over the devices of the
+    mesh, in which shared blocks are boxes of their own that both neighbours hold.
 
     Args:
         tensor: the logical tensor.
         layout: how it is cut; it has a mesh.
-        uneven: the rule for dims that do not divide. The layouts that are returned have it in them, so that they do not
-            depend on the rule that is given with them.
+        uneven: the rule for dims that do not divide. The returned layouts contain it, whatever rule they are later used
+            with.
         shared: whether a cut may fall within a block that has one scale. The devices on both sides hold the scale
             then, as replicas.
 
     Raises:
         LayoutError: if a cut falls within a block, or within values that are packed together; if a part of a fused dim
-            does not begin on a block; or if a dim cannot be cut at all. Says which sizes and which padding would do.
+            does not begin on a block; or if a dim cannot be cut at all. The message names sizes and padding that work.
 
     >>> from shardwise import DeviceMesh
     >>> from shardwise.quantized import Along, Component

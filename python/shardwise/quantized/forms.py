@@ -146,13 +146,14 @@ def find_components(
     Args:
         tensors: the dtype of each stored tensor, as the safetensors format writes it, and its shape.
         config: what `config.json` says; if it has no `quantization_config`, the names of the tensors tell the method.
-        read: gives the bytes of a tensor, or `None`. It is asked for small ones only, whose values say what shapes do
-            not: `g_idx` of GPTQ, `weight_shape` of packed integers, the `quant_state` of bitsandbytes. What is not read
-            is not known: groups count as in order only if `desc_act` is false, and a last word as full.
+        read: gives the bytes of a tensor, or `None`. It is called for small tensors only, whose values state what
+            shapes do not: `g_idx` of GPTQ, `weight_shape` of packed integers, the `quant_state` of bitsandbytes.
+            Without these values, groups are taken to be in order only if `desc_act` is false, and the last word to be
+            full.
 
     Raises:
         ParseError: if a scale is missing, a shape does not agree with the weight and the blocks that the configuration
-            states, or the method is not known; names the tensor.
+            states, or the method is not known; the message names the tensor.
 
     >>> found = find_components(
     ...     {

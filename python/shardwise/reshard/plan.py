@@ -62,8 +62,8 @@ class ReshardPlan(Transfers):
 
         Args:
             holder: the label of a holder of `src`, of `dst`, or of both.
-            side: which of the two it is in, if both have a holder of this label that is not the same one: holders
-                without labels of their own are numbered in each tiling.
+            side: `"src"` or `"dst"`, needed if each has its own holder of this label: holders without labels of their
+                own are numbered in each tiling.
 
         Raises:
             LayoutError: if there is no such holder, or two.
@@ -142,13 +142,12 @@ class ReshardPlan(Transfers):
 
         Args:
             dtype: the tensor's dtype.
-            links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's
-                mesh has. If left out, nothing is known of them but that fewer bytes take less time.
+            links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's mesh
+                has. If left out, fewer bytes take less time, and nothing else is known of them.
 
         Returns:
-            The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
-            If one mesh is a view of the other's devices, the steps are along axes and sub-axes of the source's
-            mesh.
+            The steps: empty if nothing has to be done, `None` if collectives cannot express it: `obstacle` says why. If
+            one mesh is a view of the other's devices, the steps are along axes and sub-axes of the source's mesh.
 
         The cheapest has the fewest seconds, then the fewest steps; without `links` the fewest bytes, then the fewest
         steps, and its seconds are those of `LinkModel()`. The search is bounded: it visits a few thousand

@@ -139,7 +139,7 @@ class Program(Sequence[Step]):
         """Carry out the steps one after the other.
 
         Args:
-            src: the holder's array before, of shape `src_shape`; `None` if it has none.
+            src: the array that the holder has, of shape `src_shape`; `None` if it has none.
             out: the array to write into, of shape `dst_shape`; `None` if it has none.
             send: called with peer, tag and values; the values are a view of `src`, so copy what you keep.
             receive: called with peer, tag, shape and dtype; returns the values.

@@ -120,7 +120,8 @@ class Transfers(Drawn):
     def pieces(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).
 
-        They number the pieces of the sender and of the receiver; between partitions, which have one each, all are 0.
+        The numbers count the pieces of the sender and of the receiver; between partitions, which have one each, all are
+        0.
 
         >>> from shardwise import Tiling, plan_reshard
         >>> src = Tiling.from_boxes((6,), {"file": [[(0, 2)], [(2, 6)]]})
@@ -135,7 +136,7 @@ class Transfers(Drawn):
     def source_boxes(self) -> npt.NDArray[np.int64]:
         """Return each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
 
-        If that array is flat, the box lies in the part of it that `Transfer.src_window` gives.
+        If that array is flat, the box is in the part of it that `Transfer.src_window` gives.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -148,7 +149,7 @@ class Transfers(Drawn):
     def destination_boxes(self) -> npt.NDArray[np.int64]:
         """Return each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
 
-        If that array is flat, the box lies in the part of it that `Transfer.dst_window` gives.
+        If that array is flat, the box is in the part of it that `Transfer.dst_window` gives.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))

@@ -91,7 +91,7 @@ def parse_arrangement(text: str, sizes: Mapping[str, int] | None = None) -> Arra
         sizes: The sizes of names.
 
     Raises:
-        ParseError: if the text does not follow the notation; says where.
+        ParseError: if the text does not follow the notation; the message says where.
         LayoutError: if a name is there twice, or on the right only.
 
     >>> parse_arrangement("hidden i heads d -> (heads d) hidden").stacked

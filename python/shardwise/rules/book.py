@@ -58,7 +58,7 @@ class RuleBook:
 
     @property
     def replicated(self) -> tuple[str, ...]:
-        """The axes along which all is meant to be held as often as there are coordinates."""
+        """The axes along which everything is replicated on purpose."""
         return self._replicated
 
     @property
@@ -73,7 +73,7 @@ class RuleBook:
 
     @property
     def names(self) -> None:
-        """No names (`None`): a rule is for all that it matches; a plain mapping has the names of its tensors here."""
+        """Always `None`: rules apply to every name that they match; a plain mapping has the names of its tensors."""
 
     def uneven_of(self, path: str) -> UnevenRule | None:
         """Look up the uneven rule that the rule for a name has of its own, or the default's; `None` if there is none.
@@ -146,8 +146,8 @@ class RuleBook:
                 (and a `.dtype`); or tuples of `(name, shape)`, `(name, shape, dtype)` or `(name, array)`. A dtype is
                 what numpy accepts as one, or anything with an integer `.itemsize`.
             uneven: how a dim that does not divide is cut, unless its rule says so; see `TensorLayout.partition`.
-            followers: by name the tensors without rules of their own, each with the name of another, and the layout;
-                `shardwise.quantized.followers` gives those of quantized weights.
+            followers: for each tensor without a rule of its own, the name of the tensor whose rule it follows, and the
+                layout; `shardwise.quantized.followers` gives those of quantized weights.
 
         Raises:
             LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
@@ -163,7 +163,8 @@ class RuleBook:
         >>> report.warnings
         ("1 name matches no rule, so every device holds it whole (24 B): 'dense/bias'",)
 
-        That of a deployment has the bytes of all devices of its world, and `bytes_along` gives those of each stage.
+        The report of a deployment has the bytes of all devices of its world, and `bytes_along` gives those of each
+        stage.
 
         >>> from shardwise.deploy import Deployment, DeploymentRule
         >>> stages = Deployment(2, DeviceMesh((2,), ("pp",)), {"h.{i}": DeploymentRule((None,), at={"pp": "i // 2"})})

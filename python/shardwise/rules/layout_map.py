@@ -39,8 +39,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             in the length of a path.
         default: what applies to tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
             `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
-        replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
-            of data parallelism: reports do not warn that no rule uses them.
+        replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
+            not warn that no rule uses them.
         ordered: whether the first rule that matches a path applies, whatever others match, as in the lists of projects
             on JAX. Its layout is for the leading dims then; further dims are not cut, and tensors without dims are
             whole. See `from_partition_rules`.
@@ -48,11 +48,11 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
     Raises:
         LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
 
-    `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: the key
-    that `re.search` finds in the path. If none does it is `None`, as in Keras; there is no `KeyError`, and the default
-    is not used, since it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If several do, it
-    is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration,
-    `del`, `pop` and `setdefault` do not match rules.
+    `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: the key that
+    `re.search` finds in the path. If none does it is `None`, as in Keras; there is no `KeyError`, and the default is
+    not used, because it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If several do, it is
+    a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration, `del`,
+    `pop` and `setdefault` do not match rules.
 
     A rule means what it means to Python's `re`. All rules are searched for together, in time linear in the length of
     the path and at worst in the size of the rules, in which a repetition such as `{2,1000}` counts as often as it says;
@@ -297,7 +297,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
                 (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
 
         Raises:
-            LayoutError: if transformers does not have a style; names it.
+            LayoutError: if transformers does not have a style; the message names it.
             MeshError: if the mesh has no such axis.
 
         The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
@@ -397,7 +397,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             LayoutError: if a layout map does not accept a rule, or a number that a rule needs is missing.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
-            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
+            ShardwiseWarning: if the file states the types of its models, and the configuration has another type.
 
         >>> import io
         >>> file = io.StringIO(r'''

@@ -33,7 +33,7 @@ class LayoutRule:
             what these say. See `TensorLayout.partition`.
         shared: whether a cut may fall within a block of a quantized weight, whose scale is on both sides then; see
             `quantized.component_layouts`.
-        optional: whether the rule may apply to no name; of other rules that apply to none a report warns.
+        optional: whether the rule may apply to no name; a report warns of other rules that apply to none.
 
     Raises:
         LayoutError: if there is no such uneven rule, or the axes are not a layout.

@@ -23,18 +23,18 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Things of one kind that do not arrive, or that arrive otherwise than the rules seem to say.
+    """Things of one kind that do not arrive, or that arrive differently from what the rules seem to say.
 
     Its text is the sentence that says so.
 
     Attributes:
-        kind: `"dropped"`, by a rules file; `"asked"`, left out since `only`, `drop` or `which` of the call says so:
-            nobody is warned of it; `"values"`, which are not tensors, without a place in the new format; `"unmatched"`
-            tensors, which no rule matches, so that every device holds them whole; `"axes"` of a mesh that no rule uses,
-            so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"untrained"`
-            weights without a state, where others have one; `"beside"`, files next to a checkpoint that are not read;
-            `"cast"`, weights in floats of 8 bits or less that rules for models cut, and nothing says that they were
-            only cast; `"rounded"` weights, in whose place their master copies are written or compared.
+        kind: `"dropped"`: a rules file drops them. `"asked"`: `only`, `drop` or `which` of the call leaves them out, so
+            nobody is warned. `"values"`: they are not tensors, and the new format has no place for them. `"unmatched"`:
+            no rule matches these tensors, so every device holds them whole. `"axes"`: no rule uses these mesh axes, so
+            they replicate. `"states"`: their weights are not among the tensors. `"untrained"`: these weights have no
+            state, but others have one. `"beside"`: these files next to a checkpoint are not read. `"cast"`: rules for
+            models cut these weights in floats of 8 bits or less, and nothing says that they were only cast.
+            `"rounded"`: the master copies are written or compared in place of these weights.
         names: Their names: of tensors, values, axes or files.
         text: The sentence.
         nbytes: Their bytes; `None` if they are not known.

@@ -135,7 +135,7 @@ def logical_layouts(
     """Return the layouts of tensors whose dims have names, by rules for these names, as Flax and MaxText do.
 
     Each rule is a pair of a name of dims and the mesh axes for it, one, several or `None`. They are taken in order: a
-    dim gets the axes of the first rule for its name that has none which another dim of the tensor got before. A dim
+    dim gets the axes of the first rule for its name whose axes are all free: no other dim of the tensor has them. A dim
     that gets none is not cut.
 
     Args:

@@ -54,8 +54,8 @@ class LayoutReport(Drawn):
         default: The layout that the map gives to names to which no key applies.
         meshes: The meshes of a deployment by name, all of devices of `device_mesh`.
         notes: What looks wrong about the rules themselves, such as that they are for another model.
-        unused_axes: The axes of more than one coordinate that no rule uses which applies to a tensor, by mesh, and
-            their sizes: all that is on the mesh is held as often. The name of the mesh of a map is empty.
+        unused_axes: By mesh, the axes of size 2 or more that no applied rule uses, with their sizes: everything on the
+            mesh is replicated along them. The name of the mesh of a map is empty.
     """
 
     tensors: tuple[TensorReport, ...]

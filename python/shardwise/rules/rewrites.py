@@ -117,7 +117,7 @@ class Rewrites:
                 configuration is not JSON.
             LayoutError: as for `Rewrites`, and if a number that a rewrite needs is missing.
             OSError: if the file cannot be read.
-            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
+            ShardwiseWarning: if the file states the types of its models, and the configuration has another type.
 
         >>> import io
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))

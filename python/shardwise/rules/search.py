@@ -189,8 +189,8 @@ def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Patte
     """Compile the key of a rule.
 
     Raises:
-        LayoutError: if it is not a regular expression; says where and why. If only a backtracking search can find what
-            it matches, unless `backtracking` allows one.
+        LayoutError: if it is not a regular expression; the message says where and why. If only a backtracking search
+            can find what it matches, unless `backtracking` allows one.
         TypeError: if it is not a string, or empty.
     """
     pattern = _compiled(key)

@@ -21,9 +21,9 @@ def example_rules() -> dict[str, Path]:
     `hf/llama` is for Llama's tensors as Hugging Face names them, `vllm/llama` for those of vLLM, `megatron/llama` for
     those of Megatron-Core, `torch_dist/llama` for its distributed checkpoints, and `maxtext/llama` for MaxText, over
     the mesh axis "tp". All but the first also have rewrites from Hugging Face's names and back. They are for every size
-    of the model, whose numbers they take from its `config.json`. The page `docs/families.md` lists the families.
-    Whatever takes the path of a rules file takes such a name: `LayoutMap.from_toml("hf/llama")`, `--rules hf/llama`.
-    `shardwise rules NAME` prints a file.
+    of the model, whose numbers they take from its `config.json`. The page `docs/families.md` lists the families. Every
+    argument that takes the path of a rules file takes such a name too: `LayoutMap.from_toml("hf/llama")`,
+    `--rules hf/llama`. `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> [name for name in sw.example_rules() if name.endswith("/llama")]

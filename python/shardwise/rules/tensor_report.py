@@ -40,8 +40,8 @@ class TensorReport:
         num_shards: Shards per dim, or `None` if it cannot be placed.
         shard_shape: The shape of the largest shard, or `None` if it cannot be placed.
         uneven: The uneven rule: the key's own, or else the report's.
-        tiling: Who holds what of a tensor whose blocks neighbours share, as no layout says that; `layout` and
-            `num_shards` are those of the quantized weight that it belongs to. `None` for all others.
+        tiling: The tiling of a tensor if neighbours share its blocks, because no layout expresses that; `layout` and
+            `num_shards` are then those of the quantized weight. `None` for all other tensors.
     """
 
     name: str
@@ -89,7 +89,7 @@ class TensorReport:
     def is_uneven(self) -> bool:
         """True if the tensor can be placed and its shards are of different sizes.
 
-        Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
+        With a packed dim on a mesh of more than 2**20 devices it is also true if they may differ.
         """
         counts = self.num_shards
         if self.tiling is not None:
@@ -135,7 +135,7 @@ def checked_size(size: int, what: str) -> int:
     """Return the given size.
 
     Raises:
-        SizeOverflowError: if it is over 2**63 - 1; says what it is the size of.
+        SizeOverflowError: if it is over 2**63 - 1; the message says what it is the size of.
     """
     if size > 2**63 - 1:
         raise SizeOverflowError(f"{what} are {shown(size)}, over the limit of {2**63 - 1}")

@@ -76,7 +76,7 @@ class TypeTensors:
 
         Raises:
             ParseError: if the configuration is of another type, or has a value with which the shapes are not known.
-            LayoutError: if it lacks a value; names it.
+            LayoutError: if it lacks a value; the message names it.
         """
         values = ConfigValues(config, self._table)
         self._check(config, values)

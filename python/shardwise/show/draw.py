@@ -40,7 +40,7 @@ def draw(
         what: what to draw: a mesh, a layout, a partition or another tiling, a plan, a sharded array, a report, a
             deployment.
         shape: the shape of the tensor of a layout; without it its mesh is drawn, with the shard of each device.
-        after: a second partition, tiling or layout of the same shape, drawn beside or below the first.
+        after: a second partition, tiling or layout of the same shape, drawn next to or below the first.
         uneven: how layouts cut dims that do not divide.
         dtype: the dtype of the tensor of a plan, whose picture has bytes; by default `"float32"`.
         form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a web page;
@@ -48,12 +48,12 @@ def draw(
 
     Returns:
         The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
-        tensor; it names the devices that hold it. The ranges of the elements are along each side. A colour, or a
-        colour with a pattern, stands for one shard: replicas share it, and no two shards look alike, even to a
-        colour-blind reader. More than 32 shards have no colours; more than 256 are grouped into blocks of neighbours,
-        with their number. A tensor of more than two dims is drawn as slices over two of those that are cut; in a packed
-        partition each shard has a row, with its pieces at their places, or shares it with neighbours if there are more
-        than 32 shards. How many bytes a plan sends from where to where is shaded in grey.
+        tensor; it names the devices that hold it. The ranges of the elements are along each side. A colour, or a colour
+        with a pattern, stands for one shard: replicas share it, and no two shards look alike, even to a colour-blind
+        reader. More than 32 shards have no colours; more than 256 are grouped into blocks of neighbours, with their
+        number. A tensor of more than two dims is drawn as slices over two of those that are cut; in a packed partition
+        each shard has a row, with its pieces at their places, or shares it with neighbours if there are more than 32
+        shards. Shades of grey show how many bytes a plan sends from each holder to each.
 
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout

@@ -50,8 +50,8 @@ def training_state(
         layouts: a layout map with a mesh, a deployment, or layouts by name.
         optimizer: one of `OPTIMIZERS`, or dtypes by hand: `{"exp_avg": "float32"}`; without one nothing is trained.
         sharding: one of `SHARDINGS`.
-        over: the axes of data parallelism, over which it shards. If not given: the axes by which a deployment's default
-            cuts everything, else those that it says to be replicated; of a layout map those that no rule uses.
+        over: the axes of data parallelism, over which it shards. If not given: for a deployment, the axes by which its
+            default cuts everything, else those that it declares replicated; for a layout map, those that no rule uses.
         group: the ranks that share a state, if these are not all along `over`: those of a group of HSDP or FSDP's
             `HYBRID_SHARD`, of an instance of Megatron's distributed optimizer.
         weights: the dtype of floating-point weights, instead of their own.
@@ -59,7 +59,7 @@ def training_state(
         masters: the dtype of master copies, or `"none"`; if not given what the framework does.
         frozen: a regular expression that is found in the names of what is not trained.
         lora: adapters to be trained; all else is then frozen.
-        tied: names of tensors that are another tensor, by its name, wherever that is.
+        tied: for the name of each tied tensor, the name of the tensor that it is.
         units: what is flattened together, as a regular expression for the part of a name that they have in common, or a
             function of names: for FSDP1 the wrapped modules, by default up to the first number; for Megatron the chunks
             of a stage.

@@ -49,7 +49,7 @@ def pipeline(
 
     The rules are those of `TransformerConfig`, `get_num_layers_to_build`, `get_transformer_layer_offset` and
     `PipelineParallelLayerLayout`. Without a pipeline Megatron begins all chunks of a layout at layer 0, and builds as
-    many layers as `last` says: such stages are given as they are there, and are not `is_whole`.
+    many layers as `last` says. The stages are then as Megatron builds them, and `is_whole` is false.
 
     >>> [[chunk.layers for chunk in stage] for stage in pipeline(8, pp=2, vpp=2).chunks]
     [[(0, 1), (4, 5)], [(2, 3), (6, 7)]]

@@ -63,7 +63,8 @@ class Descriptors:
         sends: The runs that it sends to others.
         receives: The runs that it receives from others.
         copies: The runs that it copies from its own source array to its own destination array.
-        zeros: The runs that it fills with zeros: the padding of rewritten tensors. Fields of the source mean nothing.
+        zeros: The runs that it fills with zeros: the padding of rewritten tensors. The fields of the source have no
+            meaning.
     """
 
     holder: Any
@@ -93,7 +94,7 @@ class Descriptors:
     def digest(self, peer: Any) -> bytes:
         """Return 32 bytes that are equal on both sides if two holders have the same rows for each other.
 
-        They are of the names, the dtypes and the rows of what the two send to each other, in both directions.
+        They are a digest of the names, the dtypes and the rows of what the two send to each other.
 
         Raises:
             LayoutError: if there is no such peer.

@@ -76,7 +76,7 @@ def check_apart(written: Iterable[Block], read: Iterable[Block]) -> None:
     """Refuse blocks to write into that share a byte with one another, or with a block that is read.
 
     Raises:
-        LayoutError: if there are two; names both.
+        LayoutError: if there are two; the message names both.
 
     >>> check_apart([Block("out['a']", 0, 4), Block("out['b']", 4, 8)], [Block("src['a']", 8, 12)])
     >>> check_apart([Block("out['a']", 0, 4)], [Block("src['a']", 3, 5)])

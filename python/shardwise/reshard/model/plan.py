@@ -146,7 +146,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         """Return the bytes that one holder sends, receives and copies, over all tensors, as arrays for a transport.
 
         They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
-        plan to others. Tensors of equal shapes and layouts share their arithmetic.
+        plan to others. For tensors of equal shapes and layouts they are computed once.
 
         Args:
             holder: the label of the holder, in the source or in the destination.
@@ -317,19 +317,19 @@ def plan_model(
             `TensorLayout.partition`.
         rewrites: how `dst` names and stores the tensors: fused, stacked, padded, transposed, in another order; by
             default as `tensors` has them.
-        source_rewrites: how `src` names and stores them. So where both sides differ from `tensors`, such as those of a
-            checkpoint from which both were made, each has its own rewrites.
+        source_rewrites: how `src` names and stores them. If `tensors` are those of a checkpoint from which both sides
+            were made, each side has its own rewrites.
         config: what the model's `config.json` says of quantized weights: their scales and other components follow the
             rules and the rewrites for the weights. By default all tensors have rules of their own.
-        nodes: the node of each holder of either side, by label. Then also the links between nodes are balanced: of
-            replicas that have sent nearly as much, the one sends whose node has sent the fewest bytes to the
-            receiver's, and one on the receiver's own node before any other.
+        nodes: the node of each holder of either side, by label. Then the links between nodes are balanced too. Among
+            replicas that have sent nearly equal bytes, one on the receiver's node sends, else the one whose node has
+            sent the fewest bytes to that node.
 
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a holder has no node.
             If a rewrite matches nothing or does not fit, as in `reshard_checkpoint`.
-        ParseError: if `config` says of quantized weights what is not known, or what the tensors do not agree with; if
-            rules for models would cut integers of which it does not say how they are quantized.
+        ParseError: if `config` states a quantization that is not known, or that the tensors contradict; if rules for
+            models would cut integers, and it does not say how these are quantized.
         TypeError: if elements of fewer than eight bits are rewritten.
 
     Warns:

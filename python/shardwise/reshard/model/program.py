@@ -96,9 +96,9 @@ class ModelProgram:
         """Carry out the messages one after the other.
 
         Args:
-            src: the holder's arrays before, by tensor, in C order.
+            src: the arrays that the holder has, by tensor, in C order.
             out: the arrays to write into, by tensor, in C order, which share no memory with those of `src`, nor with
-                one another. What `LocalParameter.views` gives for further places of a tensor (`Repeat`) is filled too.
+                one another. Further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too.
             send: called with a peer's label, a tag and bytes, which are only valid until it returns.
             receive: called with a peer's label, a tag and an array of bytes to fill: the memory of `out` itself where
                 the message is one run there.

@@ -52,12 +52,12 @@ class VerifyReport:
         format: Its format; an empty text if it is too damaged to be opened.
         tensors: The number of its tensors.
         bytes: The bytes of all tensors, which were all read.
-        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
-            structure, and that all of it can be read, is verified.
+        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its structure is
+            verified, and that all of it can be read.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, as they are of a kind that is not supported.
         damaged: All damage that was found.
-        left_out: The files beside it that are not read, states without their weights, and the tensors that the call
+        left_out: The files next to it that are not read, states without their weights, and the tensors that the call
             left out.
         totals: The tensors and bytes of the weights, and of each kind of training state.
     """

@@ -93,11 +93,11 @@ class Difference:
 
 
 class Differences(list[Difference]):
-    """The differences of two checkpoints; equal to any list of the same.
+    """The differences of two checkpoints; equal to any list that has the same ones.
 
     Attributes:
         left_out: What is not compared: tensors that the rewrites drop, values that are not tensors and that are not
-            equal numbers or texts of both, files beside either checkpoint that are not read, and what was left out as
+            equal numbers or texts of both, files next to either checkpoint that are not read, and what was left out as
             the call said.
         totals: Of each checkpoint what is compared: the tensors and bytes of its weights and of each kind of state.
     """
@@ -139,11 +139,11 @@ def diff_checkpoints(
     Args:
         first: A checkpoint of any format, also by URL.
         second: Another.
-        layouts: Those of bare files of ranks that the first is, as for `open_checkpoint`.
+        layouts: The cuts of the first, if it is bare files of ranks, as for `open_checkpoint`.
         rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
             checks a conversion that another tool has made.
-        drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
-            compared.
+        drop: A regular expression: tensors and values of either are not compared if it is found in their names, before
+            `rewrites`.
         which: `"weights"` compares these alone, `"state"` all but these: moments, master copies, steps.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads; one per core if left out.
@@ -163,9 +163,9 @@ def diff_checkpoints(
 
     Where both have a training state, a weight of the same parameter is the same weight, and a state of the same weight
     and kind the same state, whatever the two formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch, and its
-    one `count` is compared with the `step` of each parameter that it counts for. Where only one has master copies of
-    weights, these are what is compared with the weights of the other. Tensors that both have, with the same dtype and
-    shape, are digested where they are, so neither checkpoint is merged. Only those whose digests differ are read again.
+    one `count` is compared with the `step` of each parameter that it counts for. If only one has master copies of
+    weights, these are compared with the weights of the other. Tensors that both have, with the same dtype and shape,
+    are digested where they are, so neither checkpoint is merged. Only those whose digests differ are read again.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -90,7 +90,7 @@ def memory_digests(
         layouts: the layouts: a `Deployment`, a `LayoutMap`, a `Manifest`, or a mapping from names to layouts.
         device: the label of the device.
         tensors: the shape of each tensor of the checkpoint, or its shape and dtype, or anything that has these.
-        memory: the device's parameters by name: arrays of numpy, or tensors of PyTorch, which are read where they lie.
+        memory: the device's parameters by name: arrays of numpy, or tensors of PyTorch, which are read in place.
         uneven: how dims that do not divide are cut, unless the layouts say so.
 
     Raises:

@@ -58,7 +58,8 @@ def verify_checkpoint(
         path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
             the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
             read in full, and their structure is checked.
-        layouts: Those of bare files of ranks, as for `open_checkpoint`; elements that several ranks hold are compared.
+        layouts: The cuts of bare files of ranks, as for `open_checkpoint`; elements that several ranks hold are
+            compared.
         which: `"weights"` verifies these alone, `"state"` all but these: moments, master copies, steps.
         memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
         threads: The number of threads; one per core if left out.
@@ -72,8 +73,8 @@ def verify_checkpoint(
         DamageError: if a file is missing, truncated or changed, or a tensor is not what was written. It is a
             ParseError; its `report.damaged` lists all that is damaged, each tensor with its file.
         ParseError: if there is no checkpoint of a format that is read.
-        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; `threads` less than 1; or if there is
-            nothing of what `which` says.
+        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; `threads` less than 1; or if the
+            checkpoint has nothing that `which` selects.
         OSError: if a file cannot be read.
 
     >>> import tempfile

@@ -243,8 +243,8 @@ class CopyJob:
                 threads.
             ParseError: if a source is not a regular file, is not as described, ends too early, or changed
                 meanwhile.
-            OSError: if a file cannot be created, read or written, or the disk is full; names file and byte. The
-                files that were created are removed.
+            OSError: if a file cannot be created, read or written, or the disk is full; the message names file and byte.
+                The files that were created are removed.
         """
         check_threads(threads)
         done = self._compiled().run(budget, threads, sync, progress)

@@ -54,7 +54,8 @@ class ObjectPath:
         url: `s3://bucket/model`, `gs://bucket/model`, `memory://model`, or any other that fsspec knows.
         filesystem: An fsspec filesystem, used as it is; made from the URL's protocol if left out.
         attempts: The most attempts at a request that fails for a temporary reason.
-        pause: Seconds before the second attempt, doubled for each further one up to 10; up to half less by chance.
+        pause: Seconds before the second attempt; doubled for each further one, up to 10, and shortened at random by up
+            to half.
         options: Options of fsspec's filesystem: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
 
     Raises:

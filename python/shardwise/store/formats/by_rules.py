@@ -86,7 +86,7 @@ def _check_unequal(path: Location, cut: Mapping[str, Mapping[int, StoredTensor]]
     A few bytes of the first tensors tell ranks apart, unless a file is a copy of another.
 
     Raises:
-        ParseError: if a file is; names the ranks.
+        ParseError: if a file is; the message names the ranks.
     """
     together = [[*range(max((len(ranks) for ranks in cut.values()), default=0))]]
     are_plain = True

@@ -40,10 +40,10 @@ def open_checkpoint(
         part: Whether one file of a checkpoint in several may be opened alone. The tensors are then those of the file;
             a tensor that is cut has the shape of its part.
         padded: Whether each rank's tensors in `model_world_size_W_rank_R.pt` may be padded at the end to the first
-            rank's length; the padding is not read. Other checkpoints are opened as without it.
+            rank's length; the padding is not read. It has no effect on other checkpoints.
         parameter_names: The names of the parameters of PyTorch's optimizers in the order of their numbers, where a file
-            has numbers only, and the model beside does not settle which is which. In the program that made the
-            optimizer they are `[names[p] for group in optimizer.param_groups for p in group["params"]]`, with
+            has numbers only, and the model next to it does not settle which number has which name. In the program that
+            made the optimizer they are `[names[p] for group in optimizer.param_groups for p in group["params"]]`, with
             `names = {p: name for name, p in model.named_parameters()}`.
         layouts: If given, `path` is a folder of bare files, one for each device of the layouts' mesh, in order, and
             each holds what the layouts give that device: Meta's `consolidated.00.pth`, engines' sharded states, or
@@ -55,7 +55,7 @@ def open_checkpoint(
         OSError: if a file cannot be opened or read.
         ParseError: if it is none of these, or one that cannot be read; if it is a part of a checkpoint, whose other
             files are missing, or that should be opened as a whole; if a file does not follow its format, or the pieces
-            of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+            of a tensor leave a gap or overlap. The message names the file and the tensor, or the byte.
         ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile

@@ -45,8 +45,8 @@ class Learned:
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
         unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
             unexplained.
-        doubtful: The tensors of the second for which several tensors of the first, with equal elements, would do; the
-            one with the most similar name was taken.
+        doubtful: The tensors of the second for which several tensors of the first, with equal elements, are possible;
+            the one with the most similar name was taken.
     """
 
     text: str
@@ -72,9 +72,9 @@ def learn_rewrites(
     Args:
         first: A checkpoint of any format, also by URL.
         second: The same model as another engine names and stores it.
-        memory: Bytes for the buffers of all threads. Beside these there are some 60 for each row and column of both;
-            rows along a short dim of a stack, of which there are very many, are left aside where they alone would take
-            more than this.
+        memory: Bytes for the buffers of all threads. Besides these, some 60 bytes are needed for each row and column of
+            both. The very many rows along a short dim of a stack are left out if they alone would need more than
+            `memory`.
         threads: The number of threads; one per core if left out.
         config: The model's configuration: a size that it has a name for is written as one of the file's `[numbers]`. By
             default the `config.json` in the folder of `first`.
@@ -86,8 +86,8 @@ def learn_rewrites(
     Tensors are matched by a few elements of their rows and columns. So names, stacks, the order of what is packed,
     transpositions, dims that are split, merged and permuted, zigzag order and padding are found, whatever the names
     are. Then the rewrites are carried out, and all elements are compared: a tensor that does not come out right is
-    unexplained. So are tensors of which one is made otherwise than its likes in other layers, since that is
-    a mistake of whoever converted them.
+    unexplained. A tensor that is made differently from those of the same kind in other layers is unexplained too,
+    because that is a mistake in the conversion.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -75,13 +75,13 @@ def learn_rules(
     r"""Work out a rules file from what an engine's own loader did, recorded for models of a family.
 
     Args:
-        models: Models of two or more sizes, each on one rank and on several; sizes that differ in one model should be
-            different numbers in all, or one is taken for the other. The last one is not learned from: rules that do not
-            hold for it are not given.
+        models: Models of two or more sizes, each on one rank and on several; sizes with different meanings should be
+            different numbers in every model, or one is taken for the other. The last model only checks: rules that do
+            not hold for it are not returned.
         axis: The axis of the mesh over which the ranks are; or several, the major first, whose sizes are the keys of
             `ranks`.
-        stages: The one of several axes whose ranks have other layers. The rules are then a file of a deployment, which
-            has the sizes of the axes as its first numbers.
+        stages: The one of several axes whose ranks have different layers. The rules are then a file of a deployment,
+            which has the sizes of the axes as its first numbers.
 
     Raises:
         LayoutError: if there are fewer than two models, or one was not recorded on one rank; if the keys of `ranks` are

@@ -48,7 +48,7 @@ def learn_type_tensors(
         seed: of the configurations that are tried.
 
     Raises:
-        LayoutError: if the tensors follow from the configuration in no way that is known here; names some.
+        LayoutError: if the tensors follow from the configuration in no way that is known here; the message names some.
     """
     flat = flat_config(config)
     asked = defaults_of_unlisted(flat, tensors_of, unlisted)

@@ -41,7 +41,7 @@ def described_tensors(path: Path, rules: str | os.PathLike[str] | None = None) -
 
     Raises:
         OSError: if it cannot be read.
-        ParseError: if it is neither; names the entry.
+        ParseError: if it is neither; the message names the entry.
     """
     if path.stat().st_size > MAX_JSON:
         raise ParseError(f"{path}: has more than {MAX_JSON} bytes")

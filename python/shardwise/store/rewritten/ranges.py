@@ -146,19 +146,20 @@ def device_reads(
 
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
-        layouts: The cuts of its tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
-            whole on every device. Of a quantized weight, if the `config.json` next to the checkpoint says so, all
-            components follow the rule for the weight. Elements of fewer than eight bits are cut in whole bytes.
+        layouts: The cuts of its tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor that it does not
+            name is whole on every device. If the `config.json` next to the checkpoint states a quantization, all
+            components of a weight follow its rule. Elements of fewer than eight bits are cut in whole bytes.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: The rule by which a dim that does not divide is cut.
-        over_read: The share of bytes that may be read beyond those that are needed, by default 0.05, a twentieth: so
-            much of the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
-        max_reads: The most reads, in place of `over_read`: the fewest bytes are read with which so many are enough.
+        over_read: The share of bytes that may be read beyond those that are needed, by default 0.05, a twentieth. The
+            shortest gaps between ranges are read along, which gives the fewest reads within this limit.
+        max_reads: The most reads, in place of `over_read`; within that limit the fewest bytes are read.
 
     Raises:
-        LayoutError: if a layout does not fit its tensor, or there are more than 50 million copies; names the tensor. If
-            `over_read` is not a number from 0 on; if `max_reads` is fewer than the files, or both are given.
+        LayoutError: if a layout does not fit its tensor, or there are more than 50 million copies; the message names
+            the tensor. If `over_read` is not a number from 0 on; if `max_reads` is fewer than the files, or both are
+            given.
         MeshError: if the layouts do not have the device.
         UnsupportedError: if a tensor is compressed, or has elements that are not stored, so that no range of a file has
             its bytes; `StoredTensor.read` reads it.

@@ -132,7 +132,8 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         unreadable: The reasons why other tensors cannot be read, by name; these names are not in the mapping, and
             asking for one is a ParseError.
         unread: Files that belong to it and are not read, by their paths from its folder.
-        doubts: Warnings about facts that could not be worked out, such as the parameter of an optimizer's number.
+        doubts: Warnings about facts that could not be worked out, such as which parameter has a number of the
+            optimizer.
     """
 
     def __init__(

@@ -133,10 +133,10 @@ class StoredTensor(Drawn, ReadsFiles):
             ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
                 installed.
             TypeError: if numpy has no such dtype, or the tensor has more dims than an array may have.
-            SizeOverflowError: if its sizes are too large for an array, as they may be with another of 0.
+            SizeOverflowError: if its sizes are too large for an array, even if another of them is 0.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
-            LayoutError: if a chunk that must be decoded takes more memory; says how much.
+            LayoutError: if a chunk that must be decoded takes more memory; the message says how much.
             ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
                 written.
             OSError: if a file cannot be read.
@@ -278,7 +278,7 @@ class StoredTensor(Drawn, ReadsFiles):
         `read` is safe.
 
         Raises:
-            ValueError: if it lies in several pieces or is compressed, so that it needs a copy; or the checkpoint is
+            ValueError: if it is stored in several pieces or compressed, so that it needs a copy; or the checkpoint is
                 closed.
             ImportError, TypeError, SizeOverflowError: as for `read`.
             ParseError: if the file changed since it was opened.

@@ -31,7 +31,8 @@ class Decoding(NamedTuple):
     Attributes:
         read: Gives a box of it, counted from its beginning; `None` if there is nothing to decode.
         chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one, if it has chunks.
-        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
+        stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
+            its beginning.
         rest: The value of the elements of the other chunks, an array without dims.
     """
 
@@ -45,13 +46,14 @@ _NO_DECODING = Decoding(None)
 
 
 class StoredPiece(ReadsFiles):
-    """A box of a tensor, and where it lies.
+    """A box of a tensor, and where it is stored.
 
     Attributes:
         path: The file that holds it.
         key: The part of the file it is, if the file has named parts; else an empty text.
-        fill: What all its elements are, an array without dims, if none of them is stored; else None.
-        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
+        fill: The one value of all its elements, as an array without dims, if none of them is stored; else None.
+        stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
+            its beginning.
         rest: The value of the elements of the other chunks.
         chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
     """
@@ -88,7 +90,7 @@ class StoredPiece(ReadsFiles):
         return self._locate is not None
 
     def extent(self) -> LocatedPiece:
-        """Say where its elements lie: its box, the file that holds it, the first byte, and strides in bytes.
+        """Say where its elements are stored: its box, the file that holds it, the first byte, and strides in bytes.
 
         For some formats this looks into the file.
 

@@ -75,7 +75,7 @@ def read_header(file: Holder) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read and check a file's header: its tensors, in the header's order, and its metadata.
 
     Raises:
-        ParseError: if the file does not follow the format; names the file and the byte or the tensor.
+        ParseError: if the file does not follow the format; the message names the file and the byte or the tensor.
     """
     if file.size < _LENGTH:
         kind = kind_of(file.read(0, file.size))

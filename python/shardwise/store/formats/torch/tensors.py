@@ -90,7 +90,7 @@ class Container:
     """A file of `torch.save`, or a range of a file that is one.
 
     Raises:
-        ParseError: if it is not one, or is one that cannot be read; names the file.
+        ParseError: if it is not one, or is one that cannot be read; the message names the file.
     """
 
     def __init__(self, file: Holder, offset: int = 0, length: int | None = None) -> None:

@@ -60,9 +60,9 @@ class WriteReport:
         bytes: Bytes of all files.
         bytes_read: Bytes read from files.
         bytes_resumed: Bytes that an earlier run had written.
-        warnings: Warnings, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
-            of `rename` that changes none, layouts that cut nothing as the format holds tensors whole; values beyond
-            the range of the new dtype; values that the format has no place for.
+        warnings: Warnings, a sentence each: rules that apply to no name, tensors that match no rule, a pattern of
+            `rename` that changes no name, layouts that cut nothing because the format holds tensors whole; values
+            beyond the range of the new dtype; values that the format has no place for.
         left_out: Things that the new checkpoint does not contain, by kind; `str` of one is its sentence.
         companions: The names of files that were copied along with the tensors of a Hugging Face folder.
     """

@@ -87,8 +87,8 @@ def reshard_checkpoint(
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point weights; by default every tensor keeps its dtype, and the states of an
             optimizer always do. Converted tensors, tensors whose pieces are compressed, and rewritten ones with very
-            many short runs, are first written to a file beside `dst`. Values are rounded once, to the nearest, of two
-            that are as near to the even one.
+            many short runs, are first written to a file next to `dst`. Values are rounded once, to the nearest value; a
+            tie goes to the even one.
         overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
             tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
             have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
@@ -96,15 +96,15 @@ def reshard_checkpoint(
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
             are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: Tensors that are named, packed, stacked, transposed or padded differently, after `rename`.
-        only: A regular expression: the tensors in whose (new) names it is found.
-        drop: A regular expression: the tensors and values in whose names in the source it is found are left out. What a
-            rules file drops is warned of, unless it is left out so.
+        only: A regular expression: tensors are written if it is found in their (new) names.
+        drop: A regular expression: tensors and values are left out if it is found in their names in the source. A
+            warning names what a rules file drops, unless `drop` leaves it out too.
         which: `"weights"` takes these alone, `"state"` all but these: moments, master copies, steps, groups.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
         threads: The number of threads; one per core if left out.
-        sync: Whether the data is on the disk before the checkpoint has its name.
+        sync: Whether to wait until the data is on the disk before the checkpoint gets its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
             `dtype` converts them. `"first"` takes the first of them.
@@ -112,15 +112,15 @@ def reshard_checkpoint(
             finished, it is compared with the sources, and nothing is written.
         executor: Runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
-            the same files or URLs. In a store a task is an object, but on S3 mostly parts of several.
+            the same files or URLs. In a store each task makes an object; on S3 it mostly makes parts of several.
         workers: The number of workers of the executor; if left out, as many as it says it has.
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
-        timeout: Seconds after which workers of an executor are given up that have ended no task.
-        strict: Whether to refuse what the report would warn of: what does not arrive, such as tensors that the rules
-            drop and files next to the source that are not read; tensors that match no rule, rules that apply to no
-            name, axes that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing because the
-            format holds tensors whole.
+        timeout: Seconds after which workers of an executor are given up if none has ended a task.
+        strict: Whether every warning of the report is an error. It warns of what does not arrive: tensors that the
+            rules drop, files next to the source that are not read. It also warns of tensors that match no rule, rules
+            that apply to no name, axes that no rule uses, a pattern of `rename` that changes no name, and layouts that
+            cut nothing because the format holds tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;
@@ -128,13 +128,14 @@ def reshard_checkpoint(
         source_layouts: If `src` is a folder of bare files, one for each rank, which do not say how tensors are cut: the
             cuts of its tensors, by the names in it, over a mesh whose devices are the ranks. Its copies are compared.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
-            folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
+            folder of `src`: it says how weights are quantized, and is written next to the files of `"hf"`, `"ranks"`
+            and `"vllm"`.
 
     Warns:
         ShardwiseWarning: for each of the report's `warnings`, before anything is written.
 
     Returns:
-        What was written; `plan_checkpoint(...).outline()` says before what it would take.
+        What was written; `plan_checkpoint(...).outline()` gives the cost in advance.
 
     Raises:
         FileExistsError: if something is there under the new name.
@@ -213,9 +214,9 @@ def plan_checkpoint(
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
     The arguments are those of `reshard_checkpoint`, without those about how it runs. `src` and `dst` are paths or URLs
-    that all machines see that run a part. `memory` is what `reshard_checkpoint` would have to convert and decode in;
-    tasks are told theirs when they run. Where a task makes an object, as in stores but S3, `max_file_bytes` limits the
-    objects of `"hf"`.
+    that all machines see that run a part. `memory` limits converting and decoding, as in `reshard_checkpoint`; tasks
+    get their own limit when they run. Where a task makes an object, as in stores other than S3, `max_file_bytes` limits
+    the objects of `"hf"`.
 
     If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the

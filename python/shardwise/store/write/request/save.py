@@ -52,8 +52,9 @@ def save_checkpoint(
         path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: The cuts of the tensors, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
-            by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
+        layouts: The cuts of the tensors, for formats other than `"safetensors"` and `"hf"`: a `LayoutMap`, a
+            `Deployment` or a mapping by name. A `ShardedArray` that it does not name keeps its own partition; any other
+            tensor is written whole.
         mesh: For `"fsdp2"`, the devices, in place of layouts.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
@@ -68,10 +69,10 @@ def save_checkpoint(
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads; one per core if left out.
-        sync: Whether the data is on the disk before the checkpoint has its name.
+        sync: Whether to wait until the data is on the disk before the checkpoint gets its name.
         check: Whether to compare replicas of sharded arrays; `False` takes the first.
         progress: Called now and then with the bytes that are done and the bytes in all.
-        strict: Whether to refuse what the report would warn of, as `reshard_checkpoint` does.
+        strict: Whether every warning of the report is an error, as in `reshard_checkpoint`.
 
     Warns:
         ShardwiseWarning: for each of the report's `warnings`, before anything is written.
@@ -84,7 +85,8 @@ def save_checkpoint(
         ParseError: if an array is memory-mapped from a file that is cut short or written to meanwhile (on Linux).
         OSError: if a file cannot be written, or the disk is full.
 
-    The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
+    The checkpoint gets its name only when it is complete and on the disk; if anything fails before that, nothing is
+    left.
 
     >>> import tempfile
     >>> from pathlib import Path

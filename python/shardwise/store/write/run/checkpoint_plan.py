@@ -174,7 +174,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             threads: Their number, if there is no executor; one per core if left out.
             sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
             retries: The most retries of a task that fails with a system error.
-            timeout: Seconds after which workers of an executor are given up that have ended no task.
+            timeout: Seconds after which workers of an executor are given up if none has ended a task.
             progress: Called now and then with the bytes done and the bytes in all.
 
         Returns:
@@ -216,14 +216,15 @@ class CheckpointPlan(Worded, CheckpointTasks):
         """Finish the checkpoint: write headers and manifest, and give it its name.
 
         Args:
-            check: Whether to read back all that was written and compare it with the receipts; in a store also with
-                the sources. Without it the receipts are believed: what became of the data after it was written, by
-                another program or by the loss of a disk's cache, is found by `verify_checkpoint` only.
+            check: Whether to read back all that was written and compare it with the receipts; in a store also with the
+                sources. Without it the receipts are believed: only `verify_checkpoint` finds data that another program
+                or the loss of a disk's cache changed after it was written.
             memory: Bytes for buffers while checking.
             sync: Whether to sync the data to disk before the checkpoint gets its name.
 
         Returns:
-            What was written; of a checkpoint that was finished before, nothing, once it is compared with the sources.
+            What was written. If the checkpoint was finished before, that is nothing, and it is compared with the
+            sources.
 
         Raises:
             FileExistsError: if there is something else under the checkpoint's name.
