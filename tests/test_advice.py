@@ -373,7 +373,7 @@ GENERAL = {
         lambda: rewritten({"a.0": (2,), "a.1": (2,)}, {"from": "a.{i}", "to": {"name": "b", "stack": "i"}}),
     ),
     "order of parts": Advice(
-        "nothing states their order; packed would",
+        "state their order with packed",
         lambda: rewritten({"q": (2,), "k": (2,)}, {"from": "{q,k}", "to": "qk"}),
         lambda: rewritten({"q": (2,), "k": (2,)}, {"from": "{q,k}", "to": {"name": "qk", "packed": "q:(2) + k:(2)"}}),
     ),

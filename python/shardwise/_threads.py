@@ -59,4 +59,4 @@ def _has_room(threads: int) -> bool:
 
 
 def _no_memory() -> MemoryError:
-    return MemoryError("no thread can be started: there is no room for its stack, or there are as many as there may be")
+    return MemoryError("no thread can be started: there is no room for its stack, or the limit of threads is reached")

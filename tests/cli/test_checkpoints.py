@@ -127,7 +127,7 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
     assert run("diff", "layers.safetensors", "none.safetensors", status=1).splitlines() == [
         "'layers.{0..29}.w' is only in the first (30 tensors)",
         "'norm' is only in the second",
-        "if the second was made by rules, --rules says by which, and its tensors are compared by them",
+        "if the second was made by rules, give these with --rules: then its tensors are compared",
     ]
     found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
     assert len(found) == 21
@@ -143,7 +143,7 @@ def test_diff_says_how_to_compare_what_was_rewritten(tmp_path: Path, capsys: pyt
     (tmp_path / "rules.toml").write_text('[[rewrite]]\nfrom = "a.{rest*}"\nto = "b.{rest*}"\n')
     both = [str(tmp_path / "one"), str(tmp_path / "two"), "--quiet"]
     assert main(["diff", *both]) == 1
-    assert capsys.readouterr().out.endswith("--rules says by which, and its tensors are compared by them\n")
+    assert capsys.readouterr().out.endswith("give these with --rules: then its tensors are compared\n")
     assert main(["diff", *both, "--rules", str(tmp_path / "rules.toml")]) == 0
     assert capsys.readouterr().out == "the same tensors\n"
 

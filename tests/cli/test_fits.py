@@ -118,8 +118,8 @@ def test_what_is_not_recognised_has_a_status_and_a_way_on(tmp_path: Path, capsys
     assert (
         "not recognised, so that no size over one rank is known to fit:\n"
         "  h.*.att_proj.weight of 12 x 4, h.*.gate_gate.weight of 6 x 4: its name is not known\n"
-        "to tell it, say how each tensor is cut in a rules file, and give it: --rules FILE; with default = [] what no "
-        "rule matches is whole on every rank\n" in said
+        "to decide it, say how each tensor is cut in a rules file, and give it: --rules FILE; with default = [] "
+        "tensors that no rule matches are whole on every rank\n" in said
     )
     rules = tmp_path / "own.toml"
     for default, status, verdict in (("", 4, "unknown"), ("default = []\n", 0, "fits")):
@@ -133,7 +133,7 @@ def test_what_is_not_recognised_has_a_status_and_a_way_on(tmp_path: Path, capsys
     assert "the rule" not in capsys.readouterr().err
     rules.write_text("[rules]\n'att_proj' = ['tp', []]\n")
     assert main(["fits", str(tmp_path / "m"), "--tp", "4", "--rules", str(rules)]) == 4
-    assert "to tell it, add rules for them; with default = []" in capsys.readouterr().out
+    assert "to decide it, add rules for them; with default = []" in capsys.readouterr().out
 
 
 def test_engines_that_refuse_one_rank_are_told_beside_the_verdict(
@@ -166,4 +166,4 @@ def test_other_networks_are_said_not_to_be_looked_at(tmp_path: Path, capsys: pyt
         assert main(["fits", str(tmp_path / "m"), "--tp", "2", *more]) == 0
         said = capsys.readouterr().out
         assert "tp 2: fits\n" in said
-        assert "not looked at, of other networks than the language model: model.vision_tower.layers.*.mlp.fc1" in said
+        assert "not looked at, because they are not of the language model: model.vision_tower.layers.*.mlp.fc1" in said

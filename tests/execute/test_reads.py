@@ -98,7 +98,7 @@ class TestCalls:
     def test_what_is_refused(self, folder: Path) -> None:
         reads = planned(folder, over_read=0.5)
         arrays = [np.zeros(array.nbytes, np.uint8) for array in reads.arrays]
-        with pytest.raises(LayoutError, match=r"scratch is not given; the longest gap that is read over has (\d+)"):
+        with pytest.raises(LayoutError, match=r"scratch is not given; the longest gap that is read has (\d+)"):
             read_calls(reads, arrays)
         with pytest.raises(
             LayoutError, match=r"scratch has 2 bytes; the longest gap .* Give more, or plan with over_read=0"

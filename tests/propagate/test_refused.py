@@ -33,26 +33,26 @@ def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
             {"ops": [LAYER["ops"][0] | {"out": [[[8, 17], F]]}]},
             r"ops\[0\] \(model.py:7\): op \"dot_general\": results\[0\]",
         ),
-        ({"ops": [{"op": "tanh"}]}, r"ops\[0\]: an op is a mapping with op, in and out"),
+        ({"ops": [{"op": "tanh"}]}, r"ops\[0\]: an op must be a mapping with op, in and out"),
         ({"inputs": [[8, 4]]}, r"inputs\[0\]\[0\]|shape"),
-        ({"inputs": ["f32"]}, r"inputs\[0\] is a shape and a dtype"),
-        ({"ops": "tanh"}, "ops is a list"),
-        (in_body("loop", {"trips": 2**70}), r"trips is \d+; it is from 0 to 2\*\*63 - 1"),
+        ({"inputs": ["f32"]}, r"inputs\[0\] must be a shape and a dtype"),
+        ({"ops": "tanh"}, "ops must be a list"),
+        (in_body("loop", {"trips": 2**70}), r"trips is \d+; it must be from 0 to 2\*\*63 - 1"),
         (constrained({"axes": ["x", []]}), "axes is .*; it must have a list of axes for each of 2 dims"),
         (constrained({"axes": [[3], []]}), "axes must be a string, got 3"),
         (constrained({"axes": [[], []], "open": 1}), "open must be a sequence of integers, got 1"),
         (in_body("call", {}) | {"outputs": [0], "inputs": [[[8, 5], F]]}, r"ops\[0\]: body 0 must take"),
-        (in_body("loop", {"trips": -1}), "trips is -1; it is from 0 to"),
+        (in_body("loop", {"trips": -1}), "trips is -1; it must be from 0 to"),
         (
             {"ops": [{"op": "while", "in": [0], "out": [[[8, 4], F]], "bodies": []}]},
-            "a while has two bodies, the test and",
+            "a while must have two bodies, the test and",
         ),
         (
             {"ops": [{"op": "case", "in": [0], "out": [[[8, 4], F]], "bodies": []}]},
             "the first operand of a case must be a scalar",
         ),
-        ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body is a mapping with inputs"),
-        ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it has no operands and one result"),
+        ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body must be a mapping with inputs"),
+        ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it must have no operands and one result"),
         (
             {"ops": [{"op": "constraint", "in": [0], "out": [[[8, 4], F]], "attrs": {"axes": [["x"]]}}]},
             "axes is .*; it must have a list of axes for each of 2 dims",
@@ -85,7 +85,7 @@ def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tm
             lambda one: propagate(one, [Start(("x", None), open=cast(Any, 1)), None], mesh=MESH),
             r"layouts\[0\]\.open must be",
         ),
-        (lambda one: propagate(one, [None] * 2, mesh=MESH).explain(-1), "most is -1; it is at least 0"),
+        (lambda one: propagate(one, [None] * 2, mesh=MESH).explain(-1), "most is -1; it must be at least 0"),
         (lambda one: one.run(None), "arrays must be a sequence of arrays, got None"),
         (lambda one: one.run(["a", 1]), r"arrays\[0\] cannot be of dtype float32: "),
         (lambda _: FactorRule("([i])->([i])", sizes=cast(Any, [1])), "sizes must be a Mapping, got list"),
@@ -107,7 +107,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError, match="is not a regular file"):
         Computation.load(tmp_path / "fifo")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(sw.ParseError, match=r"list\.json: a computation is a mapping"):
+    with pytest.raises(sw.ParseError, match=r"list\.json: a computation must be a mapping"):
         Computation.load(tmp_path / "list.json")
 
 
@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         propagate(computation, [Start(("x", None), priorities=[1]), None], mesh=MESH)
     with pytest.raises(sw.LayoutError, match="results has 2 entries for 1 results"):
         propagate(computation, [("x", None), None], results=[None, None], mesh=MESH)
-    with pytest.raises(sw.LayoutError, match="policy is 'most'; it is one of 'explicit', 'shardy', 'least'"):
+    with pytest.raises(sw.LayoutError, match="policy is 'most'; it must be one of 'explicit', 'shardy', 'least'"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="most")  # type: ignore[arg-type]
-    with pytest.raises(sw.ParseError, match="a computation is a mapping"):
+    with pytest.raises(sw.ParseError, match="a computation must be a mapping"):
         Computation.from_json([])
     file = tmp_path / "no.json"
     file.write_text("{", encoding="utf-8")

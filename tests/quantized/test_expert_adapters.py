@@ -294,7 +294,7 @@ def test_an_expert_with_a_number_is_a_weight_of_its_own() -> None:
 
 def test_a_named_weight_of_other_sizes_is_refused() -> None:
     assert whys(CONFIG, pairs({"gate_up_proj.": (2 * INNER, HIDDEN)})) == ["gate_up_proj"]
-    for sizes, said in (((9, 7), "it is of 9 x 7"), ((HIDDEN, INNER), "which experts do not have as gate_up_proj")):
+    for sizes, said in (((9, 7), "it is of 9 x 7"), ((HIDDEN, INNER), "but gate_up_proj of an expert has other dims")):
         assert said in whys(CONFIG, pairs({"gate_up_proj.": sizes}))[0]
 
 

@@ -381,8 +381,8 @@ def test_autoround_packs_as_gptq_and_as_awq() -> None:
             "packing_format is 'auto_round:llm_compressor'; known for auto-round",
         ),
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; known for auto-round is int"),
-        ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config says bits of its own for 'lm_head'"),
-        ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "extra_config says group_size of its own"),
+        ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config gives 'lm_head' its own bits"),
+        ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "extra_config gives 'lm_head' its own group_size"),
         ({"extra_config": 3}, "extra_config is 3; it must be an object"),
     ],
 )

@@ -335,8 +335,8 @@ class TestForms:
             "all 8 devices hold 8.4 KiB, 7.05 times the tensors' size",
             "84.2% of the bytes are on every device",
             r"warning: 1 name matches no rule, so every device holds it whole (1.0 KiB): 'x\n'",
-            "warning: no rule that applies uses the axis 'data', so all is held 2 times along it; if that is wanted, "
-            "leave it out of the mesh, or say replicated = ['data']",
+            "warning: no rule that applies uses the axis 'data', so everything is held 2 times along it; if that is "
+            "wanted, leave it out of the mesh, or say replicated = ['data']",
             "warning: rule 'bias$' applies to no name",
             "warning: rule 'embedding$' applies to no name",
         ]

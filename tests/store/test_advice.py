@@ -278,7 +278,7 @@ ADVICE = {
         lambda path: sw.plan_checkpoint(packed_h5(path), path / "made", to="hf").save(path / "p"),
         lambda path: sw.reshard_checkpoint(packed_h5(path), path / "made", to="hf", sync=False),
     ),
-    "files of which nothing says what they are": Advice(
+    "files, and nothing says which belong together": Advice(
         "nothing says what belongs together; open one of them",
         two_of,
         lambda path: two_of(path, "two/file1.safetensors"),

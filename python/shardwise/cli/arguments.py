@@ -160,7 +160,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
         "--overflow",
         choices=("refuse", "saturate", "round"),
         default="refuse",
-        help="what becomes of values beyond the range of --dtype: refuse them (the default), take the largest, "
+        help="what to do with values beyond the range of --dtype: refuse them (the default), take the largest, "
         "or round them to an infinity or NaN",
     )
     command.add_argument(

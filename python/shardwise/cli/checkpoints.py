@@ -200,7 +200,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     if done.unreadable:
         names = ", ".join(map(shown, done.unreadable[:4]))
         more = len(done.unreadable) - 4
-        screen.write(f"not verified, as they cannot be read: {names}{f' and {more} more' if more > 0 else ''}")
+        screen.write(f"not verified, because they cannot be read: {names}{f' and {more} more' if more > 0 else ''}")
     _write_left_out(screen, done.left_out, options.strict)
     return status
 
@@ -245,7 +245,7 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
         if found.one_sided:
             screen.write(found.one_sided)
         if options.rules is None and _is_renamed(found):
-            screen.write("if the second was made by rules, --rules says by which, and its tensors are compared by them")
+            screen.write("if the second was made by rules, give these with --rules: then its tensors are compared")
     if not options.json:
         _write_left_out(screen, found.left_out, options.strict)
     return 1 if found or (options.strict and unasked) else 0

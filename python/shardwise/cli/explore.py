@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[str, str, str]] = {
         "data,model",
         "for each dim: the axis that cuts it, several as in data+model, - for none; parts as in (3 h=2@model d=4)",
     ),
-    "uneven": ("Uneven rule", "even", "how a dim is cut that does not divide"),
+    "uneven": ("Uneven rule", "even", "how a dim that does not divide is cut"),
     "dtype": ("Dtype", "float32", "for the bytes"),
     "after": ("New layout", "-,model+data", "what must move to change to it; may be empty"),
     "einsum": ("Operation", "bd,df->bf", "x @ w is bd,df->bf, with a letter for each dim; may be empty"),

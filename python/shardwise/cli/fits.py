@@ -94,7 +94,7 @@ def _print(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
     if answer.whole:
         screen.write(f"whole on every rank: {_some(answer.whole)}")
     if answer.elsewhere:
-        screen.write(f"not looked at, of other networks than the language model: {_some(answer.elsewhere)}")
+        screen.write(f"not looked at, because they are not of the language model: {_some(answer.elsewhere)}")
     for number, reason in enumerate(answer.rests_on):
         screen.write("rests on " if number == 0 else "  ", reason)
 
@@ -114,11 +114,11 @@ def _print_unknown(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
         "add rules for them" if by_rules else "say how each tensor is cut in a rules file, and give it: --rules FILE"
     )
     if any(not is_of_elements(one) for one in answer.unknown):
-        screen.write(f"to tell it, {rules}; with default = [] what no rule matches is whole on every rank")
+        screen.write(f"to decide it, {rules}; with default = [] tensors that no rule matches are whole on every rank")
     if any(map(is_of_elements, answer.unknown)):
         screen.write(
-            "to tell it of elements that may be quantized, give a configuration that states how (--config); in a form "
-            "that is not known, `shardwise report`, with rules for the names of what is stored, shows how that is cut"
+            "for elements that may be quantized, give a configuration that states how (--config); if the form is not "
+            "known, `shardwise report`, with rules for the names of the stored tensors, shows how these are cut"
         )
 
 

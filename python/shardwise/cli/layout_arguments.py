@@ -167,7 +167,7 @@ def add_explore(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Add `explore`."""
     explore = commands.add_parser(
         "explore",
-        help="open a page on which you change a mesh, a layout and an operation, and see what comes of it",
+        help="open a page on which you change a mesh, a layout and an operation, and see the results",
         description=(
             "Serve a page to this machine's browsers, and open it: shards, replicas, other dialects, changes of layout "
             "and what an operation moves, for the mesh and the layouts that you type. Ctrl-C ends it."
@@ -184,9 +184,9 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="show for which sizes of tensor parallelism a model fits",
         description=(
             "Say for each size of tensor and expert parallelism whether a model, also a quantized one, fits: as it is, "
-            "with shared tiles, with padding, or not, with the tensor and the blocks that are in the way; and what "
-            "engines refuse. Only headers are read; for known families config.json is enough. The exit "
-            "status is 1 if no size fits, and 4 if names of tensors are not known: rules then say how they are cut."
+            "with shared tiles, with padding, or not. If it does not, the answer names the tensor and its blocks, and "
+            "what engines refuse. Only headers are read; for known families config.json is enough. The exit status "
+            "is 1 if no size fits, and 4 if names of tensors are not known: then give rules that say how they are cut."
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")
@@ -214,7 +214,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Say for each rank, to the byte, what it holds and what its framework allocates of weights, gradients, "
             "master copies, states of the optimizer, and caches of keys and values. Names of weights say how they are "
             "cut over --tp, --pp, --dp and --ep, as fits takes them; or rules do, over --mesh. With --memory the exit "
-            "status is 1 if a rank does not fit, with what would; and 4 if names of tensors are not known."
+            "status is 1 if a rank does not fit, and the answer says what fits; it is 4 if names are not known."
         ),
     )
     state.add_argument(
@@ -272,7 +272,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--lora-dtype", metavar="DTYPE", default="float32", help="the dtype of the adapters; float32 if left out"
     )
     state.add_argument(
-        "--units", metavar="REGEX", help="tensors in whose names it matches the same text are flattened together"
+        "--units", metavar="REGEX", help="tensors are flattened together if it finds the same text in their names"
     )
     state.add_argument(
         "--set", metavar="NAME=VALUE", action="append", help="a setting of the framework: use_orig_params=true, ..."

@@ -30,7 +30,7 @@ def run_learn(options: argparse.Namespace) -> int:
         (found.unused, f"is in no tensor of the second{' that was explained' if found.unexplained else ''}"),
         (
             found.doubtful,
-            "could be made of several tensors, which are equal; that with the name most alike was taken",
+            "could be made of several equal tensors; the one with the most similar name was taken",
         ),
     ):
         say("warning", lines_alike(((name, f" {what}") for name in names), _MOST_SHOWN))

@@ -262,8 +262,8 @@ def _notes(model: _ModelOutline) -> list[str]:
     beyond = re.compile(rf"(?:^|\.)(?:mtp\.|layers\.{said.get('num_hidden_layers')}\.)")
     if type(count) is int and count > 0 and not any(beyond.search(name) for name in model.tensors):
         return [
-            f"not counted: what predicts further tokens (num_nextn_predict_layers = {count}), whose tensors the "
-            "configuration does not say"
+            f"not counted: layers that predict further tokens (num_nextn_predict_layers = {count}), because the "
+            "configuration does not describe their tensors"
         ]
     return []
 

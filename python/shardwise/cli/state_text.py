@@ -43,7 +43,7 @@ def print_unknown(screen: Screen, options: argparse.Namespace, reasons: list[str
             screen.write(f"  {reason}")
         if len(reasons) > _NAMED:
             screen.write(f"  and {len(reasons) - _NAMED} more")
-        screen.write("to tell it, say how each tensor is cut in a rules file, and give it: --rules FILE --mesh AXES")
+        screen.write("to decide it, say how each tensor is cut in a rules file, and give it: --rules FILE --mesh AXES")
     return UNKNOWN
 
 
@@ -102,9 +102,9 @@ def _print_memory(screen: Screen, state: TrainingState, memory: int, ways: list[
         if way.fits:
             screen.write(f"  would fit: {way.text}, {bytes_text(way.allocated)}")
         elif way.change == "together":
-            screen.write(f"  nothing that was tried would; least with {way.text}, {bytes_text(way.allocated)}")
+            screen.write(f"  no change that was tried is enough; the least is {way.text}, {bytes_text(way.allocated)}")
         else:
-            screen.write(f"  by {way.change} alone it would not; least with {way.text}, {bytes_text(way.allocated)}")
+            screen.write(f"  {way.change} alone is not enough; the least is {way.text}, {bytes_text(way.allocated)}")
     if not ways:
         screen.write("  no other way to cut or to shard these devices is known")
 

@@ -112,7 +112,7 @@ class Computation:
         unknown: Literal["whole"] | None = None,
     ) -> None:
         if unknown not in (None, "whole"):
-            raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
+            raise LayoutError(f"unknown is {shown(unknown)}; it must be 'whole' or None")
         self._fill(_OpReader(unknown, 0, {}), inputs, ops, outputs, names)
 
     @classmethod
@@ -142,7 +142,7 @@ class Computation:
             LayoutError: as for the class.
         """
         if not isinstance(document, Mapping) or not {"inputs", "ops", "outputs"} <= set(document):
-            raise ParseError(f"a computation is a mapping with inputs, ops and outputs, got {shown(document)}")
+            raise ParseError(f"a computation must be a mapping with inputs, ops and outputs, got {shown(document)}")
         return cls(document["inputs"], document["ops"], document["outputs"], names=document.get("names", ()))
 
     @classmethod
@@ -267,7 +267,7 @@ class _OpReader:
     ) -> tuple[Op, list[tuple[tuple[int, ...], str]]]:
         """Return an op, and the shapes and dtypes of its results."""
         if not isinstance(said, Mapping) or not {"op", "in", "out"} <= set(said):
-            raise LayoutError(f"{place}: an op is a mapping with op, in and out, got {shown(said)}")
+            raise LayoutError(f"{place}: an op must be a mapping with op, in and out, got {shown(said)}")
         name = instance(f"{place}.op", said["op"], str)
         operands = _numbers(f"{place}.in", said["in"], len(values))
         outs = [_value(f"{place}.out[{at}]", value) for at, value in enumerate(_list(f"{place}.out", said["out"]))]
@@ -292,7 +292,7 @@ class _OpReader:
                 bodies = (self._body(f"{place}.body", said.get("body")),)
                 trips = integer(f"{place}.trips", said.get("trips", 1))
                 if not 0 <= trips < 1 << 63:
-                    raise LayoutError(f"trips is {shown(trips)}; it is from 0 to 2**63 - 1")
+                    raise LayoutError(f"trips is {shown(trips)}; it must be from 0 to 2**63 - 1")
             elif name in ("while", "case"):
                 each = enumerate(_list(f"{place}.bodies", said.get("bodies")))
                 bodies = tuple(self._body(f"{place}.bodies[{number}]", body) for number, body in each)
@@ -307,7 +307,7 @@ class _OpReader:
         if self.depth == _DEEPEST:
             raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
         if not isinstance(said, Mapping) or not {"inputs", "ops", "outputs"} <= set(said):
-            raise LayoutError(f"{place} is a mapping with inputs, ops and outputs, got {shown(said)}")
+            raise LayoutError(f"{place} must be a mapping with inputs, ops and outputs, got {shown(said)}")
         return Computation._within(replace(self, depth=self.depth + 1), said)
 
 
@@ -346,7 +346,7 @@ def _is_known(name: str) -> bool:
 
 def _list(place: str, given: Any) -> Sequence[Any]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise LayoutError(f"{place} is a list, got {shown(given)}")
+        raise LayoutError(f"{place} must be a list, got {shown(given)}")
     if len(given) > _MOST:
         raise LayoutError(f"{place} has {len(given)} entries, at most {_MOST}")
     return given
@@ -354,7 +354,7 @@ def _list(place: str, given: Any) -> Sequence[Any]:
 
 def _value(place: str, given: Any) -> tuple[tuple[int, ...], str]:
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise LayoutError(f"{place} is a shape and a dtype, got {shown(given)}")
+        raise LayoutError(f"{place} must be a shape and a dtype, got {shown(given)}")
     return sizes_of(f"{place}[0]", given[0]), instance(f"{place}[1]", given[1], str)
 
 

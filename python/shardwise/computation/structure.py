@@ -29,7 +29,7 @@ def check_structure(
     """Check the shapes, bodies and axes of an op without a rule."""
     taken = shapes[1:] if name == "case" else shapes
     if name == "while" and len(bodies) != 2:
-        raise LayoutError(f"a while has two bodies, the test and the step, got {len(bodies)}")
+        raise LayoutError(f"a while must have two bodies, the test and the step, got {len(bodies)}")
     if name == "case" and (not bodies or not shapes or shapes[0] != ()):
         raise LayoutError(
             "the first operand of a case must be a scalar, the number of one of its bodies; its operands are "
@@ -44,9 +44,9 @@ def check_structure(
             )
     same = name in ("loop", "while", "barrier", "constraint")
     if (same and shapes != results) or (name == "constraint" and len(shapes) != 1):
-        raise LayoutError(f"a {name} has results of the shapes of its operands, got {shown(shapes)}, {shown(results)}")
+        raise LayoutError(f"results of a {name} must have its operands' shapes, {shown(shapes)}, got {shown(results)}")
     if name in ("constant", "iota") and (shapes or len(results) != 1):
-        raise LayoutError(f"it has no operands and one result, got {len(shapes)} and {len(results)}")
+        raise LayoutError(f"it must have no operands and one result, got {len(shapes)} and {len(results)}")
     if name == "constraint":
         axes: Any = attributes.get("axes")
         is_list = isinstance(axes, (list, tuple)) and len(axes) == len(shapes[0])

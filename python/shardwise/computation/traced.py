@@ -56,7 +56,7 @@ def computation_from_jax(
     for name, rule in (rules or {}).items():
         instance(f"rules[{name!r}]", rule, FactorRule)
     if unknown not in (None, "whole"):
-        raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
+        raise LayoutError(f"unknown is {shown(unknown)}; it must be 'whole' or None")
     with importing:
         import jax
         from jax import tree_util

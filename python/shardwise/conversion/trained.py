@@ -302,7 +302,7 @@ def _together(
     if held and len(held) < len(tensors):
         lone = next(one for one in tensors if _weight_of(one) is None)
         raise LayoutError(
-            f"{shown(lone.origin)} is {what} with {shown(held[0].origin)}, which has a weight, and has none itself"
+            f"{shown(lone.origin)} is {what} with {shown(held[0].origin)}, but only the second has a weight"
         )
     states: dict[_StateNames, list[Moment]] = {}
     for key in dict.fromkeys(key for one in tensors if isinstance(one, Trained) for key in one.states):
@@ -340,7 +340,7 @@ def _one(
         if one.tensor.dtype != first.tensor.dtype or (None not in (value, values[0]) and value != values[0]):
             raise LayoutError(
                 f"{shown(first.origin)} and {shown(one.origin)} are {what}, but one is {_said(first, values[0])}, the "
-                f"other {_said(one, value)}: a {what} weight has one; drop leaves them out"
+                f"other {_said(one, value)}: a {what} weight has one number; drop leaves them out"
             )
     if None not in values:
         return replace(first, tensor=first.tensor.apart(), whole=None)

@@ -104,7 +104,7 @@ class Weight:
         """Return the weight of this name without components whose names a template matches."""
         left = [held for held in self.components if matched(_name(name, held.tail)) is not None]
         if needed := [held.tail for held in left if held.tail not in _ACTIVATIONS]:
-            raise LayoutError(f"{shown(name)}: drop leaves out its {needed[0]}, and without it the values mean nothing")
+            raise LayoutError(f"{shown(name)}: drop leaves out its {needed[0]}, which the values need")
         return replace(self, components=tuple(held for held in self.components if held not in left)) if left else self
 
     def taken(self, dim: int, runs: Runs, size: int) -> Weight:
@@ -329,7 +329,7 @@ def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequen
                 f"{weight.component_text(held)} has blocks of {each.block}, which do not fit dims of {list(sizes)}"
             )
     if rest != 1:
-        raise LayoutError(f"{weight.component_text(held)} has blocks of {each.block}, over the {n} elements of the dim")
+        raise LayoutError(f"{weight.component_text(held)} has blocks of {each.block} in a dim of {n} elements")
     return found[::-1]
 
 

@@ -77,8 +77,8 @@ class EngineModel:
         if self.architecture not in stacked:
             what = "names no architecture" if self.architecture is None else f"is of a {self.architecture}"
             raise LayoutError(
-                f"config has shared experts and {what}; it is only known for {', '.join([*stacked, *apart])} whether "
-                "SGLang stacks them after the routed ones: give fuse_shared_experts=True or False"
+                f"config has shared experts and {what}. Whether SGLang stacks them after the routed ones is only known "
+                f"for {', '.join([*stacked, *apart])}: give fuse_shared_experts=True or False"
             )
         counts = {"routed": self.experts, "shared": self.shared}
         return all(counts[name] == count for name, count in stacked[self.architecture].items())
@@ -350,7 +350,7 @@ def _expert_places(
     ep = mesh.axis_size("ep")
     for each in maps:
         if not isinstance(each, ExpertMap) or each.ep != ep or each.num_experts != model.experts:
-            raise LayoutError(f"experts must be of {model.experts} experts on {ep} ranks, got {shown(each)}")
+            raise LayoutError(f"experts must place {model.experts} experts on {ep} ranks, got {shown(each)}")
     if not isinstance(experts, ExpertMap) and len(maps) != model.layers:
         raise LayoutError(f"experts has maps for {len(maps)} layers; the model has {model.layers}")
     numbers["where"] = tuple(places for each in maps for places in each.where)

@@ -257,7 +257,7 @@ def _refusal(wrong: Mapping[str, _Seen]) -> str:
     more = "" if len(wrong) == 1 else f"; as it does in {_listed(dict(list(wrong.items())[1:]))}"
     return (
         f"the loader computes {len(places)} of {one.numbers.size} elements of {shown(name)}, the first at {at}: they "
-        f'are no elements of the tensors, but values made from them{more}; computed="leave" records all others and '
+        f'are not elements of the tensors, but values made from them{more}; computed="leave" records all others and '
         "leaves these parameters to the loader"
     )
 

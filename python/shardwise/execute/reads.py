@@ -117,7 +117,7 @@ def read_calls(
     if longest > (0 if spare is None else spare.nbytes):
         held = "is not given" if spare is None else f"has {spare.nbytes} bytes"
         raise LayoutError(
-            f"scratch {held}; the longest gap that is read over has {longest}. Give more, or plan with over_read=0"
+            f"scratch {held}; the longest gap that is read has {longest}. Give more, or plan with over_read=0"
         )
     # A buffer for the gap before each run that has one, and one for the run.
     places = np.arange(len(copies)) + np.cumsum(gaps > 0)

@@ -210,8 +210,8 @@ class _TorchTransport(Transport):
         sent, arrived = self._all(self._moved.to(self.device)).unbind(1)
         for one, other in (sent != arrived.T).nonzero()[:1].tolist():
             raise LayoutError(
-                f"rank {one} of the group has sent {int(sent[one, other])} bytes to rank {other}, but messages of "
-                f"{int(arrived[other, one])} bytes arrived whole"
+                f"rank {one} of the group has sent {int(sent[one, other])} bytes to rank {other}, but only "
+                f"{int(arrived[other, one])} bytes arrived in complete messages"
             )
 
     def empty(self, size: int) -> Any:

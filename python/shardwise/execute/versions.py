@@ -241,7 +241,7 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
 def difference_error(what: str, whose: tuple[str, str], digests: tuple[str, str]) -> LayoutError:
     """Return the error of two sides that should have the same of something."""
     return LayoutError(
-        f"{whose[0]} and {whose[1]} have other {what}: {digests[0]} and {digests[1]}. Nothing has been sent"
+        f"{whose[0]} and {whose[1]} have different {what}: {digests[0]} and {digests[1]}. Nothing has been sent"
     )
 
 

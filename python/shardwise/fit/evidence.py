@@ -149,7 +149,7 @@ def _check_whole(tensor: LogicalTensor, last: str, model: _KnownModel) -> None:
     if last in ("gate", "router") and len(tensor.shape) == 2 and tensor.shape[0] != model.experts:
         known = f"{model.experts} experts" if model.experts else "no experts that are known"
         raise _UnknownError(
-            f"a router would have a row for each expert; it has {tensor.shape[0]}, and there are {known}"
+            f"a router has a row for each expert, but it has {tensor.shape[0]} rows, and there are {known}"
         )
 
 
@@ -203,7 +203,7 @@ def _oriented(found: Judged, model: _KnownModel) -> Judged:
         elif out == columns and tensor.unit(len(tensor.shape) - 2) == tensor.unit(len(tensor.shape) - 1):
             votes[False] = "its equal dims"
     if len(votes) != 1:
-        raise _UnknownError("which of its dims is the hidden one is not known; hidden_size in config.json says it")
+        raise _UnknownError("nothing says which of its dims is the hidden one; hidden_size in config.json does")
     ((transposed, why),) = votes.items()
     assert role.dim is not None
     role = role._replace(dim=-3 - role.dim) if transposed else role

@@ -33,7 +33,7 @@ GivenAxes = Sequence[str | Sequence[str] | None]
 def check_policy(policy: Policy) -> None:
     """Refuse a policy of another name."""
     if not isinstance(policy, str) or policy not in get_args(Policy):
-        raise LayoutError(f"policy is {shown(policy)}; it is one of {', '.join(map(repr, get_args(Policy)))}")
+        raise LayoutError(f"policy is {shown(policy)}; it must be one of {', '.join(map(repr, get_args(Policy)))}")
 
 
 def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:

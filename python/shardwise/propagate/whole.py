@@ -140,7 +140,7 @@ class Propagation(Drawn):
            Each device has an addend: dim 1 of operands[0] is summed, and cut over x.
         """
         if integer("most", most) < 0:
-            raise LayoutError(f"most is {most}; it is at least 0")
+            raise LayoutError(f"most is {most}; it must be at least 0")
         count, values = len(self.computation.ops), len(self.computation.shapes)
         ops = f"{counted(count, 'op')}, {counted(values, 'value')} on {mesh_text(self.mesh)}"
         received = [f"{bytes_text(size)} {when}" for when, size in self.bytes_when.items()]

@@ -38,7 +38,7 @@ class Reasons:
         if others:
             return f"{'+'.join(lost)} cuts {own} and {elsewhere}, and can cut one of them only."
         if lost and kind == "sum":
-            return f"The op sums over {own}, which is put together over {'+'.join(lost)} rather than the result added."
+            return f"The op sums over {own}, which is put together over {'+'.join(lost)}, so no results are added."
         how = f"cut over {'+'.join(cut)}" if cut else "whole"
         return f"The op computes with {own} {how}, as {elsewhere} is."
 

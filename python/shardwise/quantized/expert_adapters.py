@@ -81,7 +81,7 @@ def _logical(
         if last == "experts":
             base, last = module, _named(rows, columns, config)
         elif is_joined and last in _NAMED and _named(rows, columns, config) != last:
-            raise LayoutError(f"it is of {rows} x {columns}, which experts do not have as {last}")
+            raise LayoutError(f"it is of {rows} x {columns}, but {last} of an expert has other dims")
         name, steps = _target(base, last, rewrites)
         in_out = not types_with("experts_in_out").isdisjoint(model_types(config))
         shape = (experts, columns, rows) if in_out else (experts, rows, columns)
@@ -159,7 +159,7 @@ def _sizes(config: Mapping[str, Any]) -> _ExpertSizes:
     if len(numbers) != len(found):
         raise LayoutError(
             "it is for all experts: A has one expert after the other, B has them in turn. Their number and sizes are "
-            "not known; the model's config.json says them (--config)"
+            "not known; the model's config.json states them (--config)"
         )
     return _ExpertSizes(*numbers)
 

@@ -303,8 +303,8 @@ def check_extra(config: Mapping[str, Any]) -> None:
         other = next((key for key, value in sizes if said.get(key, value) != value), "")
         if not isinstance(own, Mapping) or (other and not is_whole):
             raise StatedError(
-                f"quantization_config: extra_config says {other or 'something else'} of its own for {shown(layer)}; "
-                "known are one size for all layers, and layers that are not quantized"
+                f"quantization_config: extra_config gives {shown(layer)} its own {other or 'form'}; known are "
+                "one size for all layers, and layers that are not quantized"
             )
 
 
@@ -329,7 +329,7 @@ def mlx(group: WeightGroup) -> LogicalTensor | None:
         raise StatedError(f"quantization: mode {shown(mode)} of {bits} bits in groups of {size} is not known")
     stored = group.matrix("weight")
     if stored[-1] * _WORD % bits:
-        raise ParseError(f"{shown(group.name)} has {stored[-1]} words a row, which hold no whole number of {bits} bits")
+        raise ParseError(f"{shown(group.name)} has {stored[-1]} words a row, not whole values of {bits} bits")
     shape = (*stored[:-1], stored[-1] * _WORD // bits)
     last = len(shape) - 1
     # Bits that do not divide a word straddle words.

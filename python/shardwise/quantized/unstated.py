@@ -114,7 +114,7 @@ def cast_weights(
     dtypes = " and ".join(sorted({tensors[name][1].name for name in names}))
     text = (
         f"{count} of {dtypes}, without scales, and nothing says that they were only cast: the rules cut them as if "
-        f"they were: {which}; config.json says it with its dtype, or how they are quantized (--config)"
+        f"they were: {which}; the dtype in config.json says it, or the file says how they are quantized (--config)"
     )
     return [LeftOut("cast", tuple(names), text, nbytes)]
 

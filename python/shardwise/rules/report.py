@@ -235,8 +235,8 @@ class LayoutReport(Drawn):
         for mesh, axis, size in self.unused_axes:
             where = f" of the mesh {shown(mesh)}" if mesh else ""
             text = (
-                f"no rule that applies uses the axis {shown(axis)}{where}, so all is held {size} times along it; if "
-                f"that is wanted, leave it out of the mesh, or say replicated = [{shown(axis)}]"
+                f"no rule that applies uses the axis {shown(axis)}{where}, so everything is held {size} times along "
+                f"it; if that is wanted, leave it out of the mesh, or say replicated = [{shown(axis)}]"
             )
             found.append(LeftOut("axes", (axis,), text))
         return tuple(found)

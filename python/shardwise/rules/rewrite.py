@@ -220,7 +220,7 @@ def _side(key: str, value: Any, numbers: NamedNumbers) -> Side:
 
 def _names(key: str, value: Mapping[str, Any], numbers: NamedNumbers) -> tuple[tuple[str, Template], ...]:
     if ("name" in value) == ("parts" in value):
-        raise LayoutError(f"{key}: expected one of name and parts")
+        raise LayoutError(f"{key}: give either name or parts")
     if "name" in value:
         return (("", parse_template(value["name"], numbers)),)
     parts = value["parts"]
@@ -321,11 +321,9 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
         )
     if bool(source.parts) != bool(target.parts):
         key, parts = ("to", source.parts) if source.parts else ("from", target.parts)
-        raise LayoutError(
-            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and nothing states their order; packed would"
-        )
+        raise LayoutError(f"{key} is one tensor of the parts {', '.join(parts[:8])}; state their order with packed")
     if set(source.parts) != set(target.parts):
-        raise LayoutError(f"from has the parts {shown(list(source.parts))}, to {shown(list(target.parts))}")
+        raise LayoutError(f"from has the parts {shown(list(source.parts))}, but to has {shown(list(target.parts))}")
     if source.pad_to is not None and size is None:
         raise LayoutError("size is missing: from is padded, and nothing else says how much is padding")
     if size is not None and source.pad_to is None and target.pad_to is None:

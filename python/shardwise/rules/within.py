@@ -120,7 +120,7 @@ def _before(axes: list[Spec], step: Within) -> list[Spec]:
     elif source.packed is not None and _is_cut(axes[at]):
         raise LayoutError("it is taken apart into tensors with rules of their own")
     if source.pad_to is not None and _is_cut(axes[_dim(axes, source.dim)]):
-        raise LayoutError(f"it is padded to a multiple of {source.pad_to} before")
+        raise LayoutError(f"it is first padded to a multiple of {source.pad_to}")
     if source.transpose:
         axes[-2:] = axes[:-3:-1]
     return axes
@@ -144,7 +144,7 @@ def _unpadded(spec: Spec, pad_to: int | None) -> Spec:
         return concat(part(None, axes=spec or (), pad_to=pad_to))
     (one, *others) = spec.parts
     if others or one.unit is not None or one.pad_to not in (None, pad_to) or len(one.factors) > 1:
-        raise LayoutError(f"the dim is padded to a multiple of {pad_to}, and its cut {shown(str(spec))} says otherwise")
+        raise LayoutError(f"the dim is padded to a multiple of {pad_to}, which its cut {shown(str(spec))} contradicts")
     return PackedDim((replace(one, factors=(None,), pad_to=pad_to),), spec.numbers)
 
 

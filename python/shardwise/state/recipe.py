@@ -28,7 +28,7 @@ SHARDINGS = {
     "zero-redundancy": "PyTorch's ZeroRedundancyOptimizer: each parameter's state on one rank",
     "zero1": "DeepSpeed's ZeRO 1: masters and states in flat partitions",
     "zero2": "ZeRO 2: gradients too",
-    "zero3": "ZeRO 3: each parameter cut, and small ones whole besides after a step",
+    "zero3": "ZeRO 3: each parameter cut, and small ones also whole after a step",
     "fsdp1": "PyTorch's FullyShardedDataParallel: flat parameters, one for each wrapped module",
     "fsdp2": "PyTorch's fully_shard: rows of each parameter, padded to equal numbers",
     "hsdp": "fully_shard within groups of ranks, whole between them",

@@ -184,7 +184,7 @@ def test_equal_tensors_are_told_by_their_names(tmp_path: Path, capsys: pytest.Ca
     assert 'from = "h.{i}.input_norm.weight"\nto = "layers.{i}.input_norm.weight"' in said.out
     assert 'drop = ["left.out"]' in said.out
     assert "'left.out' is in no tensor of the second" in said.err
-    assert "could be made of several tensors" in said.err
+    assert "could be made of several equal tensors" in said.err
     (tmp_path / "rules.toml").write_text(said.out)
     assert (
         main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", str(tmp_path / "rules.toml"), "--quiet"])

@@ -149,7 +149,7 @@ def test_what_no_rule_says_is_named_and_not_printed() -> None:
     load = changed("o.weight", lambda one, rank: one[::-1].copy() if rank else one)
     learned = learn_rules([model(FIRST, load), model(SECOND, load), model(THIRD, load, (1, 2))])
     assert {name.partition(".o.")[2] for name in learned.unexplained} == {"weight"}
-    assert set(learned.unexplained.values()) == {"what its ranks have of it is no cut that a rule states"}
+    assert set(learned.unexplained.values()) == {"its ranks hold it in a way that no rule can state"}
     assert r"\.o\." not in learned.text
     assert r"\.qkv\." in learned.text
 
@@ -158,7 +158,7 @@ def test_what_one_size_does_not_show_another_refutes() -> None:
     """With as many groups as ranks nothing says that keys are repeated; the last model has fewer."""
     learned = learn_rules([model(SECOND), model(FIRST)])
     assert set(learned.unexplained) == {"blocks.0.qkv.weight", "blocks.1.qkv.weight"}
-    assert set(learned.unexplained.values()) == {"rank 0 of 4 of models[1] has it otherwise"}
+    assert set(learned.unexplained.values()) == {"rank 0 of 4 of models[1] has it differently"}
     assert "qkv" not in learned.text
 
 
@@ -167,7 +167,7 @@ def test_the_last_model_is_a_check() -> None:
     load = changed("down.weight", lambda one, rank: one[:, ::-1].copy())
     learned = learn_rules([model(FIRST), model(SECOND), model(THIRD, load)])
     assert {name.split(".")[2] for name in learned.unexplained} == {"down"}
-    assert set(learned.unexplained.values()) == {"rank 0 of 1 of models[2] has it otherwise"}
+    assert set(learned.unexplained.values()) == {"rank 0 of 1 of models[2] has it differently"}
     assert "down" not in learned.text
     assert learned.compared > 0
 

@@ -126,7 +126,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
                 device_reads(checkpoint, rules, "cpu:0", over_read=share)  # type: ignore[arg-type]
         del rules["wide"]
         rules["wide"] = (None, sw.packed.parse("(256 4@model)"))  # 2**20 rows in 256 runs each
-        with pytest.raises(sw.LayoutError, match=r"tensor 'wide': what the device has of it is in .* runs"):
+        with pytest.raises(sw.LayoutError, match=r"tensor 'wide': the device's part of it is in .* runs"):
             device_reads(checkpoint, rules, "cpu:0")
         rows = sw.TensorLayout(("model", None), MESH)
         with pytest.raises(sw.MeshError, match="device 'cpu:8' is not in the mesh"):

@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 #: Expected of many of these tests, which are about something else.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*match no rule, so every device:shardwise.ShardwiseWarning"),
-    pytest.mark.filterwarnings("ignore:.*of single ranks of the run:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*for single ranks of the run:shardwise.ShardwiseWarning"),
 ]
 
 

@@ -114,7 +114,7 @@ class InFile:
         self._file, self._begins, self._digests = file, begins, digests
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         if not len(digests) == len(begins) - 1 == -(-nbytes // BLOCK):
-            raise ParseError(f"{file.path}: the plan does not have the blocks that it lists")
+            raise ParseError(f"{file.path}: the plan lacks blocks that it lists")
         for block in range(len(digests)):
             if self._length(block) > _RATIO * (begins[block + 1] - begins[block]):
                 raise ParseError(f"{file.path}: the plan has a block that would be longer than its bytes allow")

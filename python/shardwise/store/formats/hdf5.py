@@ -279,7 +279,7 @@ def _datasets(
         if isinstance(child, h5py.Group):
             if first != name:
                 raise ParseError(
-                    f"{file.path}: the group {shown(name)} is {shown(first)} under another name; a group must have one"
+                    f"{file.path}: the group {shown(name)} is {shown(first)} under another name; give it one name"
                 )
             yield from _datasets(child, f"{name}/", depth + 1, file, layers, seen)
         elif isinstance(child, h5py.Dataset):

@@ -147,7 +147,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
             continue
         match = find_match(number, there, here)
         if match is None:
-            why[name] = f"{reason}, and the first has none like it of its name" if reason else _NOT_FOUND
+            why[name] = f"{reason}, and the first has no equal tensor of its name" if reason else _NOT_FOUND
             continue
         if not match.is_sure:
             doubtful.add(name)
@@ -223,7 +223,7 @@ def _checked(
             usual = max(kinds.values(), key=len)
             for those in kinds.values():
                 for made in those if those is not usual or 2 * len(usual) <= len(group) else ():
-                    reason = f"it is made otherwise than {len(usual)} alike, such as {shown(usual[0].relation.target)}"
+                    reason = f"{len(usual)} of its kind are made differently, such as {shown(usual[0].relation.target)}"
                     for name in made.targets:
                         unexplained[name] = reason
             group = usual if 2 * len(usual) > len(group) else []

@@ -162,7 +162,7 @@ def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes)
                 break
         else:
             for name in names:
-                unexplained.setdefault(name, "what its ranks have of it is no cut that a rule states")
+                unexplained.setdefault(name, "its ranks hold it in a way that no rule can state")
     for name in whole[-1].parameters:
         alike = groups.get(_pattern(name), [])
         if alike and _pattern(name) not in rules:
@@ -276,7 +276,7 @@ def _compared(
         for sizes, rank, held in model.parts(name):
             if name not in arrays or not _is_held(maps[sizes], name, arrays[name], rank, held):
                 size = sizes[0] if len(sizes) == 1 else sizes
-                wrong[name] = f"rank {rank} of {size} of {model.name} has it otherwise"
+                wrong[name] = f"rank {rank} of {size} of {model.name} has it differently"
                 break
             equal += held is not None
     return equal

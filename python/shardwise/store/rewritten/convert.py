@@ -83,8 +83,8 @@ def converted_values(
                     into[is_lost] = largest.astype(dtype)
                     if not np.isfinite(into[is_lost]).all():
                         raise LayoutError(
-                            f"{dtype.name} has no negative values, so none can replace one: overflow='round' makes "
-                            "NaN of them"
+                            f"{dtype.name} has no negative values, so negative ones cannot be saturated; "
+                            "overflow='round' makes them NaN"
                         )
     return made.reshape(values.shape), lost
 

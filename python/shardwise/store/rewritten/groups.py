@@ -101,7 +101,7 @@ def _list(
     shared = [one for one in names if one in others]
     if shared:
         text = (
-            f"{shown(name)} is not written: {shown(shared[0])} is made of parameters of several groups, and only in "
+            f"{shown(name)} is not written: {shown(shared[0])} is made of parameters of several groups, and is in "
             f"{shown(next(key for key, (_, value) in found.changed.items() if shared[0] in value))}"
         )
         found.lost.append(LeftOut("values", (name,), text))

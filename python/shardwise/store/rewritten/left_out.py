@@ -142,7 +142,7 @@ def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[
         return []
     count = "1 value of a training state is" if len(found) == 1 else f"{len(found)} values of a training state are"
     return [
-        f"{count} of single ranks of the run that wrote it, and nothing makes those of other ranks of them: "
+        f"{count} for single ranks of the run that wrote it, and cannot be made for other ranks: "
         f"{names_text(found)}; {_wanted(found, (*checkpoint, *checkpoint.objects, *checkpoint.unreadable))}"
     ]
 

@@ -285,7 +285,7 @@ def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) 
                 length *= extents[dim]
             if math.prod(extents[:dim]) > most:
                 raise LayoutError(
-                    f"tensor {shown(name)}: what the device has of it is in {math.prod(extents[:dim]):,} runs of "
+                    f"tensor {shown(name)}: the device's part of it is in {math.prod(extents[:dim]):,} runs of "
                     f"{length} bytes; at most {_MOST:,} are listed"
                 )
             most -= math.prod(extents[:dim])

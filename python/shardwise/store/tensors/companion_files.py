@@ -150,7 +150,7 @@ def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:
         data = None if len(found) >= _MOST_FILES else read_unlinked(folder / name, most)
         if data is None:
             left.append(
-                f"{shown(name)} is not copied along: it is a link, has a second name, is no regular file, "
+                f"{shown(name)} is not copied along: it is a link, has a second name, is not a regular file, "
                 f"or of more than {bytes_text(most)}; copy it yourself"
             )
             continue

@@ -399,7 +399,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "strides": (
         _of_w([_piece(source=[0, [8, 1]])], [_piece(source=[4, [8, 1]])]),
-        "strides by which a rank's elements are not boxes",
+        "strides with which a rank's elements are not boxes",
     ),
     "no widths": (
         _in_parts(0.4, 2, 2),

@@ -95,7 +95,7 @@ LAYOUT = {"file_path": "../model_0.pt", "serialization_format": {"type": "TorchS
     [
         (
             lambda folder: (folder / "model_1.pt").unlink(),
-            "the file 'model_1.pt' is missing, which has the part of 'model' on rank 1",
+            "the file 'model_1.pt' is missing: it has the part of 'model' on rank 1",
         ),
         (lambda folder: (folder / "optimizer_0.pt").unlink(), "'optimizer_0.pt' is missing"),
         (lambda folder: (folder / "train_state_0.pt").unlink(), "no file train_state_0.pt, though rank 1 has one"),

@@ -410,7 +410,7 @@ def test_a_folder_of_one_file_with_its_optimizer_numbered_again(
     assert "'optimizer_by_number.pt'" in capsys.readouterr().err
     # With another file nothing says which of them is the checkpoint.
     written(tmp_path / "a/other.pt", model(w=(3,)))
-    with pytest.raises(sw.ParseError, match="of which nothing says what they are together"):
+    with pytest.raises(sw.ParseError, match="and nothing says which belong together"):
         sw.open_checkpoint(tmp_path / "a")
 
 

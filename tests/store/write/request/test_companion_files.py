@@ -122,9 +122,9 @@ def test_a_configuration_of_something_else_stops_no_single_file(tmp_path: Path, 
         assert isinstance(report, sw.store.WriteReport)
         (warning,) = report.warnings
         assert "config.json" in warning
-        assert "it is left aside" in warning
+        assert "it is left out" in warning
         assert sw.diff_checkpoints(tmp_path / source, tmp_path / f"new {source}") == []
-    with pytest.raises(sw.LayoutError, match="left aside"):
+    with pytest.raises(sw.LayoutError, match="left out"):
         sw.reshard_checkpoint(tmp_path / "one.safetensors", tmp_path / "strict", to="hf", strict=True)
     with pytest.raises(sw.ParseError, match=r"config\.json"):
         sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "new", to="hf")

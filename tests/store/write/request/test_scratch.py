@@ -184,7 +184,7 @@ def test_a_plan_has_a_bounded_number_of_short_runs(tmp_path: Path) -> None:
         ]
     )
     plan = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=turns)
-    with pytest.raises(TypeError, match=f"have {1024 * 2048} of them, and a plan has at most {2**20}; reshard_checkpo"):
+    with pytest.raises(TypeError, match=f"have {1024 * 2048} short runs together, and a plan has at most {2**20}; "):
         plan.save(tmp_path / "plan")
     sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=turns, memory=2**24)
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:

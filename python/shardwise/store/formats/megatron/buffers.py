@@ -181,7 +181,7 @@ class Buffers:
             if arguments.tied and arguments.pp > 1 and stage == arguments.pp - 1:
                 original = next((held[rank % arguments.tp].get((None, name)) for name in before), None)
                 if original is None:
-                    raise self._unknown("no first stage has its embedding, to which the output layer is tied")
+                    raise self._unknown("the output layer is tied to an embedding that the first stage does not have")
                 chunks[-1].append(original._replace(first=None, is_copy=True))
             found.append(chunks)
         return found

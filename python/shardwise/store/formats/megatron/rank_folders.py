@@ -54,7 +54,7 @@ def folders_of(path: Location) -> dict[tuple[int, int], str]:
         if at in found:
             raise not_read(
                 path,
-                f"{found[at]} and {name} are of the same tensor-parallel rank and stage, as where experts are "
+                f"{found[at]} and {name} are of the same tensor-parallel rank and stage, as if experts were "
                 "spread over ranks",
             )
         found[at] = name

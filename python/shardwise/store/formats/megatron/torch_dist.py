@@ -143,8 +143,8 @@ def _without_shifted(found: Contents, index: Index) -> Contents:
         if wrong := unlike(found.tensors[key], master):
             why = (
                 f"{index.path}: {wrong}; Megatron-Core 0.16.1 stores other elements in fully_reshardable where a "
-                "bucket before the last one has padding, or files of two checkpoints are mixed: train on from one of "
-                "dp_reshardable, its default"
+                "bucket before the last one has padding, or files of two checkpoints are mixed: continue from a save "
+                "with dp_reshardable, its default"
             )
             states = [each for each in found.tensors if each.startswith(start)]
             kept = {each: tensor for each, tensor in found.tensors.items() if each not in states}

@@ -121,9 +121,9 @@ class _StepFolder(Rows):
             f"{self.first.path}: the states of its optimizer are not read: it has {len(self._experts)} weights of "
             "experts, of which "
             + (
-                "ranks of expert parallelism have some each, and no file says whose are in which partition"
+                "each rank of expert parallelism has some, and no file says which partition has which"
                 if self._optims
-                else "the optimizer without ZeRO has states by numbers, and no file says which is whose"
+                else "the optimizer without ZeRO numbers its states, and no file says whose they are"
             )
             + "; which = 'weights' takes the weights; with ZeRO 1 or 2 and ep_size 1 states are read"
         )

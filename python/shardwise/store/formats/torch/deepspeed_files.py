@@ -153,7 +153,7 @@ def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dic
         layer, expert = missing or max(read)
         raise ParseError(
             f"{first.path}: has {shown(counts)} experts in layers, and the file of expert {expert} of layer {layer} "
-            f"is {'missing' if missing else 'one more'}: files are missing, or two checkpoints are mixed"
+            f"is {'missing' if missing else 'not expected'}: files are missing, or two checkpoints are mixed"
         )
     found: dict[str, tuple[Container, SavedTensor]] = {}
     for file in read.values():

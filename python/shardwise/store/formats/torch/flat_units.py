@@ -272,8 +272,8 @@ def _in_ranges(
             found[name] = held
         else:
             lost[name] = (
-                f"{path}: {shown(name)} is cut into ranges by FSDP1, and its shape is not known, as the optimizer has "
-                f"no state of it; {SAVE_AGAIN}"
+                f"{path}: {shown(name)} is cut into ranges by FSDP1, and its shape is not known, because the optimizer "
+                f"has no state of it; {SAVE_AGAIN}"
             )
     return found, lost
 

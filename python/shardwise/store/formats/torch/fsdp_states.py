@@ -268,7 +268,7 @@ class States:
         is_equal = all(len(own) == 1 for own in by_number.values() if own) and all(
             len(held.parts) == self._world for held in arrays.values()
         )
-        why = "its parts are not as long on each rank"
+        why = "its parts have different lengths on the ranks"
         if is_equal and self._names is None:
             numbers = [number for number in sorted(numbers) if by_number[number]]
             listed = [next(iter(by_number[number])) for number in numbers]

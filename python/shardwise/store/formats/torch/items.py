@@ -116,7 +116,7 @@ def _items(
         for rank, name in item.files.items():
             if not (name in there if "/" not in name else (path / name).is_file()):
                 raise ParseError(
-                    f"{path}: the file {shown(name)} is missing, which has the part of {shown(key)} on rank {rank}"
+                    f"{path}: the file {shown(name)} is missing: it has the part of {shown(key)} on rank {rank}"
                 )
             taken |= {name, name.partition("/")[0]}
     others: dict[tuple[str, str], dict[int, str]] = {}

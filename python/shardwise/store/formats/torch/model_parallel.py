@@ -286,7 +286,7 @@ class CutRules:
                 source = _begin(one.get("source"), sizes, shape)
                 begin = _begin(one.get("dest"), sizes, local)
                 if sizes is None or source is None or begin is None:
-                    raise refused("affine_map gives strides by which a rank's elements are not boxes of the whole")
+                    raise refused("affine_map gives strides with which a rank's elements are not boxes of the whole")
                 box = tuple((at, at + size) for at, size in zip(begin, sizes, strict=True))
                 if math.prod(sizes):
                     found.append(RankBox(box, source))

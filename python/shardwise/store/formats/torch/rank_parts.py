@@ -311,7 +311,7 @@ def _parts(
     is_padded = local.shape == tuple(longest) and all(len(held) <= 1 for held in ranges)
     if local.shape != expected and not (padded and is_padded):
         way = (
-            "; it is as long as the longest of a rank: if what is beyond is padding, open_checkpoint(..., padded=True) "
+            "; it is as long as the longest on any rank: if the rest is padding, open_checkpoint(..., padded=True) "
             "and reshard_checkpoint(..., padded=True) read the beginning"
         )
         raise ParseError(

@@ -208,8 +208,8 @@ class _UniversalContents:
             self.groups.append((said, own))
         if without and self.parameters:
             self.doubts.append(
-                f"the optimizer has no state of {names_text(without)}, so DeepSpeed takes a folder of it for frozen "
-                "parameters: it refuses to load one that is trained"
+                f"the optimizer has no state of {names_text(without)}, so DeepSpeed takes these parameters for "
+                "frozen ones, and refuses to load them into trained ones"
             )
         if not self.parameters:
             first = {at: name for name, at in reversed(self._model.items()) if _is_parameter(wanted[at].dtype)}

@@ -244,8 +244,8 @@ class StorePlace:
         else:
             raise TimeoutError(
                 errno.ETIMEDOUT,
-                f"is committed, but by {self._removal} a failed run of the same work is removing what it made; if no "
-                "such run is left, remove that object, and verify the checkpoint",
+                f"is committed, but {self._removal} says that a failed run of the same work is removing its objects; "
+                "if no such run is left, remove that object, and verify the checkpoint",
                 str(self.path),
             )
         if attempt > 1:

@@ -320,7 +320,7 @@ class Preparation:
                 wanted.append(made.wanted(name, partition))
             elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
                 self.obstacles.append(
-                    f"tensor {shown(name)} and others in short runs have {fine} of them, and a plan has at "
+                    f"tensor {shown(name)} and others have {fine} short runs together, and a plan has at "
                     f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
                 )
                 wanted.append(scratch.assembled(name, made, partition, request.memory))
