@@ -432,7 +432,7 @@ GENERAL = {
         lambda: sw.LayoutMap.from_toml("hf/llama", TP, config=LLAMA),
     ),
     "counted repetitions": Advice(
-        "+ or * in their place would do; LayoutMap(..., backtracking=True), or backtracking = true in a rules file",
+        "use + or * instead; LayoutMap(..., backtracking=True), or backtracking = true in a rules file",
         lambda: rules("[rules]\n'^(a{1,50}){1,50}$' = ['x']"),
         lambda: [
             rules("[rules]\n'^(a+)+$' = ['x']")["aa"],

@@ -57,4 +57,4 @@ class InternalError(ShardwiseError, RuntimeError):
 
 
 class ShardwiseWarning(UserWarning):
-    """A likely mistake, or data that will be missing. The call goes on; with `strict` it is an error."""
+    """A likely mistake, or data that will be missing. The call continues; with `strict` it is an error."""

@@ -220,7 +220,7 @@ class TensorLayout(Drawn):
         """Apply the layout to a tensor of `shape`; costs O(rank) for a mesh of any size.
 
         Args:
-            shape: as many dims as the layout has; each at least 0, their product at most 2**63 - 1.
+            shape: a size for each dim of the layout; each at least 0, their product at most 2**63 - 1.
             uneven: how a dim that does not divide is cut. `"even"` refuses it (JAX, TensorFlow DTensor), `"ceil"` cuts
                 as XLA does, `"chunk"` as PyTorch, `"balanced"` as `numpy.array_split`, `"floor"` as llama.cpp.
 

@@ -273,7 +273,7 @@ class Partition(Tiling):
     @overload
     def locate(self, offsets: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def locate(self, offsets: Any) -> Any:
-        """Say in which shard elements lie, and where in it.
+        """Return the shards of elements, and the position of each element in its shard.
 
         Args:
             offsets: C-order flat positions in the tensor; one integer, or an array of them of any shape.

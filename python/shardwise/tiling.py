@@ -260,7 +260,7 @@ class Tiling(Drawn):
         self.core_tiling().check()
 
     def core_tiling(self) -> CoreTiling:
-        """Return the compiled object of a tiling that is no partition; for the package's own modules."""
+        """Return the compiled object of a tiling that is not a partition; for the package's own modules."""
         assert isinstance(self._core, CoreTiling)
         return self._core
 

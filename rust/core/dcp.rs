@@ -255,7 +255,10 @@ impl<'a> Reader<'a> {
             };
             if offsets.len() != shape.len() || sizes.len() != shape.len() {
                 let dims = (offsets.len(), sizes.len(), shape.len());
-                return Err(problem(format!("has a chunk of {} and {} dims, and {} itself", dims.0, dims.1, dims.2)));
+                return Err(problem(format!(
+                    "has a chunk with {} offsets and {} sizes, but has {} dims",
+                    dims.0, dims.1, dims.2
+                )));
             }
             let is_empty = sizes.contains(&0);
             for (&start, &size) in offsets.iter().zip(&sizes) {

@@ -219,8 +219,8 @@ pub enum Error {
     },
     /// Parts that no size of their unknown factor makes add up to their dim.
     #[error(
-        "dim {dim} has {n} elements, of which the parts of known size take {known}; \
-         the others, of {per_unit} for each unit of the unknown factor, cannot take the rest"
+        "dim {dim} has {n} elements, and the parts of known size take {known}; the rest cannot be filled: \
+         each unit of the unknown factor takes {per_unit}"
     )]
     FreeFactor {
         /// Position of the dim.

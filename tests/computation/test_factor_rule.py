@@ -188,7 +188,7 @@ def test_sizes_come_from_shapes() -> None:
     [
         ("tanhh", [(2,)], [(2,)], {}, r'no rule is known for it; did you mean "tanh"\?; give one as a `FactorRule`'),
         ("add", [(2,), (3,)], [(2,)], {}, r"operands\[1\] has the shape \[3\]; next to the others it has \[2\]"),
-        ("add", [], [(2,)], {}, "it has at least one operand"),
+        ("add", [], [(2,)], {}, "it needs at least one operand"),
         ("reshape", [(6,)], [(4,)], {}, r"\[6\] has 6 elements, \[4\] has 4"),
         ("slice", [(6,)], [(4,)], {}, "attribute `start_indices` is missing; it is a list of integers"),
         (
@@ -206,14 +206,14 @@ def test_sizes_come_from_shapes() -> None:
             [(8,), (4, 1), (4,)],
             [(8,)],
             {"body": "mean", **one_each()},
-            '`body` is "mean"; it is one of \\["assign"',
+            '`body` is "mean"; it must be one of \\["assign"',
         ),
         (
             "reduce",
             [(4, 6), ()],
             [(4,)],
             {"body": "mean", "dimensions": [1]},
-            '`body` is "mean"; it is one of \\["add"',
+            '`body` is "mean"; it must be one of \\["add"',
         ),
     ],
 )

@@ -290,7 +290,7 @@ def test_a_form_that_is_not_known_has_no_sizes_and_a_way_on(
         assert main(["fits", str(tmp_path / "m"), "--config", str(config), "--tp", "2", *more]) == 4
         said = capsys.readouterr().out
         assert "`shardwise report`" in said
-        assert not re.search("none is of quantized weights|to decide it, ", said)
+        assert not re.search("none is that of quantized weights|to decide it, ", said)
     # A configuration that states a known form tells it: a scale for each row, so no cut of columns is within a block.
     form = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "targets": ["Linear"]}
     known = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": form}}

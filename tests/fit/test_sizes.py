@@ -491,7 +491,7 @@ def test_what_a_verdict_rests_on() -> None:
     assert answer.rests_on == (
         "names as in Hugging Face's checkpoints: q_proj",
         "num_attention_heads = 32",
-        "dtypes, of which none is of quantized weights",
+        "dtypes: none is that of quantized weights",
         "model_type = llama",
     )
     assert answer.as_json()["sizes"][0]["rests_on"] == ["the name q_proj; num_attention_heads = 32"]

@@ -280,7 +280,7 @@ def test_what_ranks_save_otherwise(tmp_path: Path) -> None:
         alone = (tmp_path / name / "model_world_size_2_rank_1.pt").rename(tmp_path / f"{name}.pt")
         with refused(UnsupportedError, advice):
             sw.open_checkpoint(alone)
-    with refused(UnsupportedError, "load it with torch.distributed.checkpoint by as many ranks"):
+    with refused(UnsupportedError, "load it with torch.distributed.checkpoint on the same number of ranks"):
         sw.open_checkpoint(tmp_path / "apart")
     with refused(sw.ParseError, "have no boxes; redistribute it before it is saved"):
         sw.open_checkpoint(tmp_path / "sums")

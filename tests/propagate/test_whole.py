@@ -339,7 +339,7 @@ def test_explicit_mode_names_both_origins() -> None:
     assert str(caught.value) == (
         "dot_general (model.py:7): dim 1 of operands[0] is cut over x, and dim 0 of operands[1] is cut over y "
         "(operands[0] has it from input layouts[0], operands[1] has it from input layouts[1]); give policy='shardy' or "
-        "policy='least' to have it decided"
+        "policy='least' to decide it"
     )
     with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, and policy='explicit' chooses none"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")

@@ -172,7 +172,7 @@ def compare_partition(case: TorchCase, is_box: Any, answer: Any) -> None:
         partition = layout.partition(case.shape, "chunk")
     except sw.LayoutError as error:  # A layout's segments are equal.
         same("what is refused", any(n % outer for n, outer in zip(case.shape, segments, strict=True)), True)
-        same("how it is refused", "cannot take the rest" in str(error), True)
+        same("how it is refused", "the rest cannot be filled" in str(error), True)
         return
     same("what is not refused", any(n % outer for n, outer in zip(case.shape, segments, strict=True)), False)
     cuts = zip(case.shape, segments, partition.num_shards, strict=True)

@@ -382,7 +382,7 @@ def test_autoround_packs_as_gptq_and_as_awq() -> None:
         ),
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; known for auto-round is int"),
         ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config gives 'lm_head' its own bits"),
-        ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "extra_config gives 'lm_head' its own group_size"),
+        ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "gives 'lm_head' its own group_size"),
         ({"extra_config": 3}, "extra_config is 3; it must be an object"),
     ],
 )

@@ -63,7 +63,7 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
         print(json.dumps(report_fields(done)))
         return
     if done.bytes_resumed == done.bytes and not done.bytes_written:
-        screen.write((str(done.path), "bold"), " was finished before; it has what it should have")
+        screen.write((str(done.path), "bold"), " was finished before; its contents are right")
         return
     resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
     screen.write(

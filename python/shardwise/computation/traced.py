@@ -43,7 +43,7 @@ def computation_from_jax(
         unknown: `"whole"` to take all other primitives as ops that need their operands whole, with a warning.
 
     Raises:
-        LayoutError: if a primitive is not known; the error names it, its place, and both ways to go on.
+        LayoutError: if a primitive is not known; the error names it, its place, and both ways to continue.
         TypeError: if `function` cannot be called, or a rule is not a `FactorRule`. JAX's own errors come out as they
             are.
 

@@ -60,8 +60,8 @@ class ManifestTensor:
 class Manifest(Mapping[str, Tiling]):
     """The places of all tensors of a model: a mapping from names to tilings; `Deployment.manifest` makes one.
 
-    So do `shardwise.interop.torch.manifest_of`, of the tensors of a running model, `shardwise.store.manifest_of`, of a
-    checkpoint, and `from_mooncake`. A manifest goes wherever a mapping of tilings goes:
+    Others are made by `shardwise.interop.torch.manifest_of` (a running model), `shardwise.store.manifest_of` (a
+    checkpoint) and `from_mooncake`. A manifest goes wherever a mapping of tilings goes:
     `plan_model(manifest, engine, manifest.tensors)`. Tensors that are cut alike share a tiling.
 
     Attributes:
@@ -215,7 +215,7 @@ class Manifest(Mapping[str, Tiling]):
         """Read a placement of weights as `mooncake.reshard` writes it: `weight_placement_to_json`.
 
         Args:
-            source: the path of the file, or what it holds, parsed.
+            source: the path of the file, or its parsed contents.
 
         Raises:
             ParseError: if it is not such a placement, or its fragments do not make up its tensors.

@@ -183,7 +183,7 @@ class Positions:
                 values that are a tensor of PyTorch.
 
         Raises:
-            LayoutError: if there is no such tensor, or not as many values as offsets.
+            LayoutError: if there is no such tensor, or the numbers of values and offsets differ.
             IndexError: if an offset is not within its tensor.
         """
         ready = {name: self._pair(name, pair) for name, pair in _by_name("changed", changed).items()}

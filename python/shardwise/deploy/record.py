@@ -97,7 +97,7 @@ def record(
     Raises:
         LayoutError: if the loader computes values, unless these are left to it; if two runs of it differ. The message
             names the parameters.
-        TypeError: if it gives something else than parameters, or a dtype has no whole numbers from 0 on.
+        TypeError: if it gives something other than parameters, or a dtype has no whole numbers from 0 on.
 
     Nothing but whole elements is compared: the pieces are exact and complete. The number of runs is that of the digits
     of the number of all elements, to a base that the dtypes hold (256 for bfloat16, 2**24 for float32), and three more.

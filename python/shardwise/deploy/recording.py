@@ -92,7 +92,7 @@ class Recording:
         computed: The parameters that were left to the loader, each with the number of elements that it computes.
         missing: Names that the loader asked for and that no tensor has.
         unread: Tensors that the loader never took.
-        unused: Tensors that it took, of which no element is in a parameter.
+        unused: Tensors that it took but put into no parameter.
     """
 
     holder: Any

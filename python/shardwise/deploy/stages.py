@@ -50,7 +50,7 @@ class Stages:
 
     Args:
         chunks: the chunks of each stage; the same number for each. Plain lists of layers are one chunk each.
-        num_layers: the layers of the model; as many as the chunks hold, if not given.
+        num_layers: the number of layers of the model; by default that of the chunks.
 
     Raises:
         LayoutError: if stages have different numbers of chunks, or there are none.

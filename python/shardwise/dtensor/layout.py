@@ -48,8 +48,8 @@ class Layout:
     """The mesh axis that cuts each dim of a tensor; immutable.
 
     Args:
-        sharding_specs: For each dim the name of a mesh axis, `UNSHARDED` or `MATCH`; at most 254, as many dims as
-            TensorFlow gives a tensor.
+        sharding_specs: For each dim the name of a mesh axis, `UNSHARDED` or `MATCH`; at most 254, TensorFlow's limit of
+            dims.
         mesh: A mesh with axes.
 
     Raises:

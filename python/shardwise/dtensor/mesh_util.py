@@ -36,9 +36,9 @@ def create_mesh(
         mesh_dims: Axis names and sizes, as a dict or as pairs. By default one axis `"x"` over all devices; a single
             axis of size -1 means the same.
         mesh_name: The mesh's own name.
-        devices: Device names such as `"CPU:0"`; what they leave open is filled in as `/job:localhost/replica:0/task:0`,
-            with `DTENSOR_JOB_NAME` for the job. By default as many as `mesh_dims` asks for, from 0 on, or, if it does
-            not say, as many as this host has cores: a mesh needs no hardware.
+        devices: Device names such as `"CPU:0"`; missing parts are filled in as `/job:localhost/replica:0/task:0`, with
+            `DTENSOR_JOB_NAME` for the job. By default the number that `mesh_dims` asks for, from 0 on; if it states
+            none, one for each core of this host.
         device_type: Their type, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 

@@ -167,7 +167,7 @@ class LayoutProto:
 
         >>> LayoutProto.FromString(b"\x18\x09")
         Traceback (most recent call last):
-        shardwise.errors.ParseError: LayoutProto, byte 0: type is 9; it is 0 to 3
+        shardwise.errors.ParseError: LayoutProto, byte 0: type is 9; it must be 0 to 3
         """
         specs, mesh, layout_type = decode_layout(data)
         return cls(

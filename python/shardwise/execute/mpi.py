@@ -2,9 +2,9 @@
 
 Every rank takes its own part of one order of all transfers (`ReshardPlan.program`). It cuts each box into messages of a
 size that all ranks know, and keeps a few sends and a few receives under way at a time, both in the order of the
-program. So memory is bounded, and there is no deadlock: of all unfinished messages, the first one is at
-the head of its sender's queue and of its receiver's, and therefore under way. A message is bytes, without pickling: a
-box that lies in one run is sent from and received into its place, any other is packed into a buffer.
+program. So memory is bounded, and there is no deadlock: of all unfinished messages, the first one is at the head of its
+sender's queue and of its receiver's, and therefore under way. A message is bytes, without pickling: a box that is one
+run is sent and received in place; any other is packed into a buffer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plan of a model among the processes of `torch.distributed`, each with its own tensors.
 
-Every process carries out its own program (`ModelPlan.program`), message by message, in parts that both sides know: what
-is contiguous and large goes straight from tensor to tensor; the rest is put together in a few buffers on the tensors'
+Every process carries out its own program (`ModelPlan.program`), message by message, in parts that both sides know:
+contiguous, large parts go straight from tensor to tensor; the others are put together in a few buffers on the tensors'
 device, which are used again and again (`reshard.model.runner`). Tested with gloo on CPUs; any backend works that has
 `isend` and `irecv` for `uint8`.
 """

@@ -77,7 +77,7 @@ class AddressRows:
     Attributes:
         own: The manifest of this side.
         other: The manifest of the other.
-        writes: Whether this side writes into the other's memory, or else reads it.
+        writes: True if this side writes into the other's memory, False if it reads from there.
         rows: A structured array: `local`, `remote`, `bytes`, `count`, `local_stride`, `remote_stride`, and the
             positions of the blocks of both sides. Run k of a row begins k strides after its address.
     """
@@ -232,7 +232,7 @@ class StagedRows:
         """Return the reads into memory of at least `nbytes` bytes.
 
         Raises:
-            LayoutError: if the memory is too small, or is memory that is sent or written otherwise.
+            LayoutError: if the memory is too small, or shares memory with arrays that are sent or written.
         """
         given = range_of("scratch", scratch, None, True)
         if given.nbytes < self.nbytes:

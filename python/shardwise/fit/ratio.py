@@ -92,7 +92,7 @@ class RatioFit(NamedTuple):
         """Return who holds what of each tensor that is cut, as `plan_model` takes it; others are whole on each device.
 
         Raises:
-            LayoutError: if the ratio does not fit, or there are not as many devices as it has numbers.
+            LayoutError: if the ratio does not fit, or is for another number of devices.
         """
         if self.quantized:
             raise LayoutError(f"{shown(self.quantized[0])} is quantized; tilings by a ratio are of whole elements")
@@ -132,7 +132,7 @@ def fits_ratio(
     Args:
         model: A checkpoint or a configuration, as `fits` takes it.
         ratio: A number for each device, such as `(3, 2, 1)`.
-        config: The model's `config.json`, or what it says; the one next to the checkpoint if left out.
+        config: The model's `config.json`, or its contents; the one next to the checkpoint if left out.
 
     Raises:
         LayoutError: if a number is below 1, or there are too many.

@@ -44,7 +44,7 @@ def fits(
             (`g_idx`) if the configuration says that it may differ.
         tp: The sizes of tensor parallelism.
         ep: The sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
-        config: The model's `config.json`, or what it says; the one next to the checkpoint if left out.
+        config: The model's `config.json`, or its contents; the one next to the checkpoint if left out.
         rules: A rules file, or the name of one that comes with the package, which cut weights, fused ones too, over the
             axes `tp` and `ep`; if left out, the names of weights say what is cut.
 
@@ -151,7 +151,7 @@ def _reasons(known: Sequence[Judged], method: str | None, config: Mapping[str, A
     names = sorted({one.rests_on.split("; ")[0].removeprefix("the name ") for one in cuts})
     if method is None:
         is_plain = not any(odd_elements(one.kind.tensor, config) for one in known)
-        method = "dtypes, of which none is of quantized weights" if is_plain else ""
+        method = "dtypes: none is that of quantized weights" if is_plain else ""
     elif "=" not in method:
         method = f"names of scales, as of {method}"
     types = [f"model_type = {one}" for one in model_types(config)]
@@ -198,8 +198,8 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
         worst = max((cut.verdict for cut in cuts), key=ORDER.index)
         if worst != (other := _in_groups(tensor, dim, one.heads, tp)):
             why = (
-                f"where queries, keys and values lie one after the other it is {_SAID[worst]}, and where they lie in "
-                f"groups, one for each key-value head, {_SAID[other]}; which of the two is not known"
+                f"if queries, keys and values are one after the other, it is {_SAID[worst]}; if they are in groups, "
+                f"one for each key-value head, it is {_SAID[other]}; which of the two is not known"
             )
             cuts = [cut._replace(verdict="unknown", why=why, padded=None, ceil=()) for cut in cuts]
     yield from cuts

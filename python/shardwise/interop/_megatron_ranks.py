@@ -151,7 +151,7 @@ def record_ranks(
 def record_models(
     config: Mapping[str, Any], counts: Sequence[int] = (1, 2, 4), stages: Sequence[int] = ()
 ) -> list[RecordedModel]:
-    """Record three small models of a family, of which `shardwise.store.learn_rules` makes the rules for all sizes.
+    """Record three small models of a family, from which `shardwise.store.learn_rules` makes rules for all sizes.
 
     Args:
         config: the contents of a `config.json`, whose sizes are replaced by small ones that differ from each other.

@@ -49,7 +49,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
     """Fill the parameters of a model from the checkpoint that a `request` names.
 
     Raises:
-        LayoutError: if it is no request; if a parameter would not be filled exactly.
+        LayoutError: if it is not a request; if a parameter would not be filled exactly.
     """
     from sglang.srt.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
@@ -111,7 +111,7 @@ def record_ranks(
 def record_models(
     config: Mapping[str, Any], counts: Sequence[int] = (1, 2, 4), stages: Sequence[int] = ()
 ) -> list[RecordedModel]:
-    """Record three small models of a family, of which `shardwise.store.learn_rules` makes the rules for all sizes.
+    """Record three small models of a family, from which `shardwise.store.learn_rules` makes rules for all sizes.
 
     Args:
         config: the contents of a `config.json`, whose sizes are replaced by small ones that differ from each other.

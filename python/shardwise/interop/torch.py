@@ -12,8 +12,8 @@ Placements cannot express the order of size-1 axes within a tuple, except for th
 express `Partial` of another operation than the sum, nor a `split_factor` at which no sub-axes of later axes end.
 
 Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven rule `"chunk"`. Where strided shards
-meet dims that do not divide, PyTorch assigns some ranks different elements than `"chunk"` over the axis tuple
-would, and sets that are not boxes; `local_shards` gives what it does.
+meet dims that do not divide, PyTorch assigns some ranks different elements than `"chunk"` over the axis tuple would,
+and sets that are not boxes; `local_shards` gives PyTorch's shards.
 
 The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py`; they are the same in PyTorch
 2.10, 2.13 and 2.15.

@@ -254,10 +254,10 @@ def part(
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
             With several axes it must be the product of the sizes of the first ones and a divisor of the next one.
-        split: where there are more shards than elements of the factor, and a multiple of their number, cut what comes
-            after it as well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
-        unit: cut between multiples of this many elements of the factor only, as a block of a quantized weight needs it.
-            The uneven rule acts on units, the last of which may be short.
+        split: if the number of shards is a larger multiple of the factor's elements, also cut the factors after it, in
+            equal shares. Megatron cuts query groups so where there are more devices than groups.
+        unit: cut the factor only between multiples of this many elements, as the blocks of quantized weights need. The
+            uneven rule acts on units, the last of which may be short.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
             factor, and the padding, at the end of the last shards, is never read. With a unit an equal share must be
             whole units.

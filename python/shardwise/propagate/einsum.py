@@ -287,7 +287,7 @@ def _explicit(
     Raises:
         LayoutError: if an operand has no layout, or explicit mode gives the result none.
     """
-    count, on = len(names), "policy='shardy' or policy='least' to have it decided"
+    count, on = len(names), "policy='shardy' or policy='least' to decide it"
     for name, given in zip(names, specs, strict=True):
         if given is None:
             raise LayoutError(f"{name} has no layout, and policy='explicit' chooses none; give {on}")

@@ -314,7 +314,7 @@ def _disagreement(computation: Computation, why: str, operands: list[tuple[int, 
     names = computation.names or [f"layouts[{number}]" for number in range(computation.inputs)]
     origins = [f"operands[{at}] has it from input {names[number]}" for at, number in operands if number is not None]
     source, from_ = f" ({op.source})" if op.source else "", f" ({', '.join(origins)})" if origins else ""
-    return f"{op.name}{source}: {why}{from_}; give policy='shardy' or policy='least' to have it decided"
+    return f"{op.name}{source}: {why}{from_}; give policy='shardy' or policy='least' to decide it"
 
 
 def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:

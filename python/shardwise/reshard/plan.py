@@ -218,8 +218,8 @@ class ReshardPlan(Transfers):
             coordinates, by `numpy.add`.
 
         Raises:
-            LayoutError: if shards are missing or not of the plan's shape and dtype, or if memory of `out` is also
-                memory of a source or of another output, as far as a bounded search can tell.
+            LayoutError: if shards are missing or not of the plan's shape and dtype, or if a bounded search finds that
+                `out` shares memory with a source or another output.
             ValueError: if an array of `out` is read-only.
             TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
             MemoryError: if the outputs cannot be allocated; nothing has then been written.

@@ -102,7 +102,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
     @property
     def meshes(self) -> dict[str, DeviceMesh]:
-        """The mesh of the map by the name `"mesh"`, or none, as a deployment gives its meshes."""
+        """The mesh of the map under the name `"mesh"`, like the meshes of a deployment; empty without a mesh."""
         return {} if self._device_mesh is None else {"mesh": self._device_mesh}
 
     @property

@@ -189,6 +189,6 @@ def _refused(argument: str, pattern: str, why: str) -> LayoutError:
 
 def _undecided(argument: str, pattern: str, name: str) -> LayoutError:
     return LayoutError(
-        f"{argument}: no linear search can tell what {shown(pattern)} matches in the name {shown(name)}, of "
-        "which characters are of no class that all engines agree on, or the last is a newline"
+        f"{argument}: no linear search can tell what {shown(pattern)} matches in the name {shown(name)}, because "
+        "engines classify some of its characters differently, or it ends in a newline"
     )

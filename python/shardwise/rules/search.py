@@ -212,7 +212,7 @@ def too_large(steps: int) -> str:
     """Return the message that counted repetitions make a regular expression too large, with advice."""
     return (
         f"is too large: its counted repetitions, such as {{1,50}}, come to {steps:,} steps when they are written out, "
-        "over the limit of 1,000 for one expression and 16,000 for all of a file; + or * in their place would do"
+        "over the limit of 1,000 for one expression and 16,000 for all of a file; use + or * instead"
     )
 
 

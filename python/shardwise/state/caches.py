@@ -68,8 +68,8 @@ def key_value_caches(
     Raises:
         LayoutError: if a size is less than 1, or a layer's kind of attention is not known.
 
-    A layer of sliding windows keeps as many tokens as its window has; latent attention (MLA) keeps the latent vector
-    and the rotated part of the key, on every device that has the layer. A device with a part of the heads keeps theirs.
+    A layer with a sliding window keeps the tokens of one window; latent attention (MLA) keeps the latent vector and the
+    rotated part of the key, on every device that has the layer. A device with a part of the heads keeps theirs.
 
     >>> config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     >>> shapes = {f"layers.0.self_attn.{x}_proj.weight": (16, 32) for x in "kv"}

@@ -190,7 +190,7 @@ class TrainingState(Drawn):
         each = self.device_bytes
         most, least = int(each.argmax()), int(each.argmin())
         if each[most] == each[least]:
-            return "all devices allocate as much" if len(each) > 1 else "it is the only device"
+            return "all devices allocate the same" if len(each) > 1 else "it is the only device"
         more: dict[str, int] = {}
         for sign, at in ((1, most), (-1, least)):
             for kept in self._kept(at):

@@ -57,7 +57,7 @@ def training_state(
         weights: the dtype of floating-point weights, instead of their own.
         gradients: the dtype of gradients; that of the weights if not given.
         masters: the dtype of master copies, or `"none"`; if not given what the framework does.
-        frozen: a regular expression that is found in the names of what is not trained.
+        frozen: a regular expression; parameters are not trained if it is found in their names.
         lora: adapters to be trained; all else is then frozen.
         tied: for the name of each tied tensor, the name of the tensor that it is.
         units: what is flattened together, as a regular expression for the part of a name that they have in common, or a

@@ -136,7 +136,7 @@ impl LayoutMessage {
                     message.layout_type = i32::try_from(value)
                         .ok()
                         .filter(|value| (0..=3).contains(value))
-                        .ok_or_else(|| field.error(format!("type is {}; it is 0 to 3", value.cast_signed())))?;
+                        .ok_or_else(|| field.error(format!("type is {}; it must be 0 to 3", value.cast_signed())))?;
                 }
                 _ => {}
             }

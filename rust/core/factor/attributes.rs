@@ -103,7 +103,7 @@ impl<'a> Of<'a> {
         if once && dims.len() == given.len() {
             return Ok(dims);
         }
-        Err(self.refused(format!("`{name}` is {given:?}; it lists dims of a tensor that has {rank}, each once")))
+        Err(self.refused(format!("`{name}` is {given:?}; it must list dims of a tensor that has {rank}, each once")))
     }
 
     /// One number for each of `rank` dims.

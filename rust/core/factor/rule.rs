@@ -176,7 +176,7 @@ impl Rule {
     pub fn sized(&self, shapes: &[&[i64]]) -> Result<Self> {
         let refused = |why: String| Error::FactorRule { rule: self.to_string(), why };
         if shapes.len() != self.tensors() {
-            let why = format!("it has {} operands and results, {} shapes were given", self.tensors(), shapes.len());
+            let why = format!("it has {} operands and results, but {} shapes were given", self.tensors(), shapes.len());
             return Err(refused(why));
         }
         let mut rule = self.clone();
@@ -206,7 +206,7 @@ impl Rule {
         let free = of_dim.iter().any(|factor| matches!(self.factors[*factor as usize].kind, Kind::Whole | Kind::Shift));
         let name = self.tensor_name(tensor);
         if unknown == 1 && (known == 0 || size % known != 0) {
-            return Err(format!("dim {dim} of {name} is {size}, no multiple of its factors' {known}"));
+            return Err(format!("dim {dim} of {name} is {size}, not a multiple of its factors' {known}"));
         }
         if unknown == 1 {
             let at = of_dim.iter().position(|factor| self.factors[*factor as usize].size == UNKNOWN);
@@ -215,7 +215,7 @@ impl Rule {
         } else if unknown > 1 && last {
             return Err(format!("dim {dim} of {name} has {unknown} factors of no known size; give `sizes`"));
         } else if unknown == 0 && known != size && !free {
-            return Err(format!("dim {dim} of {name} is {size}, its factors make {known}"));
+            return Err(format!("dim {dim} of {name} is {size}, but its factors make {known}"));
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ const PROGRAM_LIMIT: usize = 1 << 20;
 const BACKTRACKS: &str = "it uses look-around, a back-reference or another construct that only a backtracking search can \
                           find";
 const TOO_LARGE: &str = "it is too large: its counted repetitions, such as {1,50}, come to more than 1,000 steps once they are \
-                         written out; + or * in their place would do";
+                         written out; use + or * instead";
 const REPEATS_EMPTY: &str = "it repeats what may be empty";
 const PREFERS_EMPTY: &str = "it may match nothing where it could match something: a lazy repetition, or an alternative that may be empty before \
      another";

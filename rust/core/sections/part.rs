@@ -97,7 +97,7 @@ impl Part {
                 let step = whole / k;
                 if step % unit != 0 {
                     let why = format!(
-                        "is {whole} when padded, of which each of {k} shards has {step}: no multiple of {unit}"
+                        "is {whole} when padded, of which each of {k} shards has {step}: not a multiple of {unit}"
                     );
                     return Err(Error::Part { dim, part, why });
                 }

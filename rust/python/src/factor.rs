@@ -182,7 +182,7 @@ fn plain_integers(given: &Bound<'_, PyAny>, into: &mut Vec<i64>) -> bool {
 fn reduction_named(name: &str) -> PyResult<Reduction> {
     Reduction::named(name).ok_or_else(|| {
         let names: Vec<_> = Reduction::ALL.iter().map(|(_, name)| *name).collect();
-        LayoutError::new_err(format!("reduction is {name:?}; it is one of {}", names.join(", ")))
+        LayoutError::new_err(format!("reduction is {name:?}; it must be one of {}", names.join(", ")))
     })
 }
 

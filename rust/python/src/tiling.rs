@@ -206,7 +206,7 @@ impl BoxTree {
 fn whole_rows(rows: &[i64], rank: usize) -> PyResult<&[i64]> {
     let length = rank.checked_mul(2).filter(|&length| length > 0 && length <= LONGEST_ROW);
     if !length.is_some_and(|length| rows.len().is_multiple_of(length)) {
-        return Err(PyValueError::new_err(format!("boxes: {} numbers are no boxes of {rank} dims", rows.len())));
+        return Err(PyValueError::new_err(format!("boxes: {} numbers are not boxes of {rank} dims", rows.len())));
     }
     Ok(rows)
 }

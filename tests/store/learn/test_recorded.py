@@ -263,7 +263,7 @@ def test_a_parameter_that_only_stages_have_is_named() -> None:
         for _ in range(2)
     ]
     learned = learn_rules(models, ("pp",), stages="pp")
-    assert learned.unexplained == {"head": "only ranks of several have it"}
+    assert learned.unexplained == {"head": "it exists only on several ranks"}
     assert "at = { pp = 0 }" in learned.text
 
 

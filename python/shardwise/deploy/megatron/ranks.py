@@ -60,7 +60,7 @@ class Ranks:
 
     Raises:
         MeshError: where Megatron refuses: sizes that do not divide the ranks; an order that lacks an axis; an order
-            that does not end with `pp`, with other data parallelism of experts than of dense layers; pipelines that
+            that does not end with `pp`, with different data parallelism for experts and dense layers; pipelines that
             differ between the two.
         TypeError: if a size is not an integer.
 

@@ -97,9 +97,9 @@ class Differences(list[Difference]):
 
     Attributes:
         left_out: What is not compared: tensors that the rewrites drop, values that are not tensors and that are not
-            equal numbers or texts of both, files next to either checkpoint that are not read, and what was left out as
-            the call said.
-        totals: Of each checkpoint what is compared: the tensors and bytes of its weights and of each kind of state.
+            equal numbers or texts of both, files next to either checkpoint that are not read, and what the call left
+            out.
+        totals: What is compared of each checkpoint: the tensors and bytes of its weights and of each kind of state.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def diff_checkpoints(
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
 
     Warns:
-        ShardwiseWarning: of what is not compared, and was not left out by `drop`.
+        ShardwiseWarning: for everything that is not compared, unless `drop` leaves it out.
 
     Returns:
         The differences, by name: tensors that one lacks, different dtypes or shapes, and the first different value.

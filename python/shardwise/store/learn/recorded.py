@@ -147,7 +147,7 @@ def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes)
         for name in model.parameters:
             group = groups.setdefault(_pattern(name), [])
             group += [] if name in group else [name]
-        unexplained |= dict.fromkeys(model.elsewhere(), "only ranks of several have it")
+        unexplained |= dict.fromkeys(model.elsewhere(), "it exists only on several ranks")
     stays, axes = stays_of(groups, [(model.config, model.ranks) for model in whole[:-1]], axes)
     rules: dict[str, LearnedRule] = {}
     for pattern, names in groups.items():

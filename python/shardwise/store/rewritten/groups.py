@@ -72,7 +72,7 @@ def grouped_values(
         at = next(at for at, value in enumerate(held) if value != held[0])
         lost = tuple(name for _, names, _ in differing for name in names)
         text = (
-            f"{len(differing)} values of parameters that become one are not written, as they differ: "
+            f"{len(differing)} values of parameters that become one are not written, because they differ: "
             f"{names_text(new for new, _, _ in differing)}; {shown(names[0])} is {shown(held[0])}, "
             f"{shown(names[at])} is {shown(held[at])}"
         )

@@ -127,7 +127,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
     Attributes:
         path: The file or folder.
         format: Its format: `"safetensors"`, `"dcp"`, ...
-        metadata: Its statements about itself, besides its tensors.
+        metadata: The metadata that it states about itself.
         objects: Its values that are not tensors, by name.
         unreadable: The reasons why other tensors cannot be read, by name; these names are not in the mapping, and
             asking for one is a ParseError.

@@ -123,7 +123,7 @@ class StoredTensor(Drawn, ReadsFiles):
         Args:
             box: A slice per dim with step 1, as `Partition.box` gives it; the whole tensor if left out.
             out: A writable C-contiguous array of the box's shape and the tensor's dtype to read into.
-            memory: Bytes that decoding a compressed chunk may take, of which the box may need a few elements only; by
+            memory: Bytes that decoding a compressed chunk may take, even if the box needs few of its elements; by
                 default 256 MiB, or twice the bytes of the box if these are more.
 
         Returns:

@@ -29,7 +29,7 @@ impl Given<'_> {
     pub(super) fn counted(self, operands: usize, results: usize) -> Result<()> {
         let given = (self.operands.len(), self.results.len());
         self.ensure(given == (operands, results), || {
-            format!("it has {operands} operands and {results} results, {} and {} were given", given.0, given.1)
+            format!("it has {operands} operands and {results} results, but {} and {} were given", given.0, given.1)
         })?;
         let negative = self.operands.iter().chain(self.results).find(|shape| shape.iter().any(|size| *size < 0));
         self.ensure(negative.is_none(), || format!("the shape {negative:?} has a negative dim"))
@@ -37,7 +37,7 @@ impl Given<'_> {
 
     /// At least one operand, and as many results as `results`.
     pub(super) fn at_least_one(self, results: usize) -> Result<()> {
-        self.ensure(!self.operands.is_empty(), || "it has at least one operand, none was given".to_owned())?;
+        self.ensure(!self.operands.is_empty(), || "it needs at least one operand, but none was given".to_owned())?;
         self.counted(self.operands.len(), results)
     }
 
@@ -63,7 +63,7 @@ impl Given<'_> {
         let reduction = Reduction::named(body);
         self.ensure(reduction.is_some() || or == Some(body), || {
             let names: Vec<_> = or.into_iter().chain(Reduction::ALL.iter().map(|(_, name)| *name)).collect();
-            format!("`body` is {body:?}; it is one of {names:?}")
+            format!("`body` is {body:?}; it must be one of {names:?}")
         })?;
         Ok(reduction)
     }
@@ -71,7 +71,7 @@ impl Given<'_> {
     /// An operand of at least so many dims.
     pub(super) fn rank(self, number: usize, least: usize) -> Result<()> {
         let given = self.operands[number].len();
-        self.ensure(given >= least, || format!("operands[{number}] has {given} dims, it needs at least {least}"))
+        self.ensure(given >= least, || format!("operands[{number}] has {given} dims, but it needs at least {least}"))
     }
 }
 

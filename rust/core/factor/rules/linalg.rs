@@ -88,7 +88,7 @@ pub(super) fn fft(given: Given<'_>) -> Result<Rule> {
     })?;
     let last = from.len() - 1;
     given.ensure(to.len() == from.len() && to[..last] == from[..last], || {
-        format!("the result has the shape {to:?}; it is that of the operand, {from:?}, but for the last dim")
+        format!("the result has the shape {to:?}; it must be that of the operand, {from:?}, except for the last dim")
     })?;
     let batch = from.len() - lengths.len();
     let mut builder = given.builder();

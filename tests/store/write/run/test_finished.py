@@ -137,11 +137,11 @@ def test_the_command_says_so(source: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["commit", str(folder / "p.swplan")]) == 0
     capsys.readouterr()
     assert main(["commit", str(folder / "p.swplan")]) == 0
-    assert "was finished before; it has what it should have" in capsys.readouterr().out
+    assert "was finished before; its contents are right" in capsys.readouterr().out
     assert main(["run", str(folder / "p.swplan"), "--part", "1/2"]) == 0
     assert "the checkpoint is finished, and has what these tasks would write" in capsys.readouterr().out
     assert main(["reshard", *words, "--resume"]) == 0
-    assert "was finished before; it has what it should have" in capsys.readouterr().out
+    assert "was finished before; its contents are right" in capsys.readouterr().out
     assert main(["commit", str(folder / "p.swplan"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes_written"] == 0
     assert main(["reshard", *words]) == 2

@@ -212,7 +212,7 @@ class Buffers:
                 if len(holders) not in (1, arguments.tp):
                     raise self._unknown(f"{len(holders)} of {arguments.tp} tensor-parallel ranks have {shown(key[1])}")
                 if len(holders) == 1 and not _is_whole(blocks[holders[0]][key], self.weights[key[1]].shape, numbered):
-                    raise self._unknown(f"one of {arguments.tp} tensor-parallel ranks has a part of {shown(key[1])}")
+                    raise self._unknown(f"only 1 of {arguments.tp} tensor-parallel ranks has a part of {shown(key[1])}")
                 holder = rank if len(holders) > 1 else holders[0]
                 own[key] = self._parameter(key, blocks[holder][key], numbered, shared, holder != rank)
             found.append(own)

@@ -43,7 +43,7 @@ def _latest(path: Location) -> str:
         raise ParseError(f"{path}: {shown(text)} is neither an iteration nor the word release")
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
-        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}; open another's")
+        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}; open another iteration")
     return folder
 
 

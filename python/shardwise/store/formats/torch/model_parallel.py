@@ -281,7 +281,7 @@ class CutRules:
             for _, piece in items_within(held.get("pieces")) or ():
                 one = dict_of(piece)
                 if one.get("scale", 1.0) != 1.0:
-                    raise refused(f"affine_map says that rank {rank} holds it times {shown(one['scale'])}")
+                    raise refused(f"affine_map says that rank {rank} holds it multiplied by {shown(one['scale'])}")
                 sizes = torch_sizes(one.get("shape"))
                 source = _begin(one.get("source"), sizes, shape)
                 begin = _begin(one.get("dest"), sizes, local)

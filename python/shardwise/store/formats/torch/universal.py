@@ -108,7 +108,7 @@ def open_form(path: Location) -> StoredCheckpoint:
             unread=sorted(unread + folder.unread),
             doubts=[
                 *(
-                    [f"{path}: has no *_model_states.pt, which have buffers and what is not trained"]
+                    [f"{path}: has no *_model_states.pt, which have buffers and frozen parameters"]
                     if not models
                     else []
                 ),

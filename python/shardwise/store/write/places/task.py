@@ -181,7 +181,7 @@ class Task:
 
         Raises:
             LayoutError: if the memory is too little.
-            ParseError: if a source is not what it was when the plan was made, or replicas disagree.
+            ParseError: if a source has changed since the plan was made, or replicas disagree.
             FileExistsError: if another object is there.
             FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written, or a store fails.

@@ -300,7 +300,7 @@ def _check_files(plan: CheckpointTasks, tensors: npt.NDArray[np.void]) -> None:
     for number, (file, row) in enumerate(zip(plan.files, rows, strict=True)):
         sizes = file.slots.nbytes
         if (sizes < 0).any() or int(sizes.sum()) != row["data"] or file.size != file.end or row["start"] != file.start:
-            raise ValueError(f"the file {shown(file.name)} is not as long as it says")
+            raise ValueError(f"the file {shown(file.name)} has another length than it says")
         if lengths is not None:  # Without making them: they may have millions of entries.
             header = lengths.header(file.name, file.slots, plan.head["metadata"])
         else:

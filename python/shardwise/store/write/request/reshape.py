@@ -89,10 +89,10 @@ def reshard_checkpoint(
             optimizer always do. Converted tensors, tensors whose pieces are compressed, and rewritten ones with very
             many short runs, are first written to a file next to `dst`. Values are rounded once, to the nearest value; a
             tie goes to the even one.
-        overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
-            tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
-            have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
-            many they were.
+        overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that gives their number in each
+            tensor. `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
+            have. `"round"` gives an infinity, or NaN in a dtype without infinities, as IEEE 754 and ml_dtypes do. The
+            report gives their number.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
             are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: Tensors that are named, packed, stacked, transposed or padded differently, after `rename`.
@@ -113,7 +113,7 @@ def reshard_checkpoint(
         executor: Runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
             the same files or URLs. In a store each task makes an object; on S3 it mostly makes parts of several.
-        workers: The number of workers of the executor; if left out, as many as it says it has.
+        workers: The number of workers of the executor; by default the number that it states.
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up if none has ended a task.
@@ -127,7 +127,7 @@ def reshard_checkpoint(
             see `open_checkpoint`.
         source_layouts: If `src` is a folder of bare files, one for each rank, which do not say how tensors are cut: the
             cuts of its tensors, by the names in it, over a mesh whose devices are the ranks. Its copies are compared.
-        config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
+        config: The model's configuration, a file, its folder or its contents, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written next to the files of `"hf"`, `"ranks"`
             and `"vllm"`.
 

@@ -56,14 +56,14 @@ def save_checkpoint(
             `Deployment` or a mapping by name. A `ShardedArray` that it does not name keeps its own partition; any other
             tensor is written whole.
         mesh: For `"fsdp2"`, the devices, in place of layouts.
-        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
-            every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
-            loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
-            `"torch"`, a file of `torch.save`; `"fsdp2"`, a folder with the files of each rank of FSDP2;
-            `"universal"`, DeepSpeed's universal checkpoint; `"ranks"`, a folder with a file for each device, with all
-            that the device holds, and `ranks.json`, which says which file; `"vllm"`, the same as the sharded loaders of
-            vLLM and SGLang read it. By default a file if the path ends in `.safetensors`, else sharded if anything is
-            cut, else `"hf"`.
+        to: The format. `"safetensors"` is a file; `"hf"`, a folder in Hugging Face's format. In `"sharded"`, a folder,
+            every shard is stored once, in a file of a device that owns it; PyTorch's `HuggingFaceStorageReader` loads
+            it too. `"dcp"` stores the same for `torch.distributed.checkpoint`, which loads it onto any mesh. `"torch"`
+            is a file of `torch.save`; `"fsdp2"`, a folder with the files of each rank of FSDP2; `"universal"`,
+            DeepSpeed's universal checkpoint. `"ranks"` is a folder with a file for each device, which has all that the
+            device holds, and with `ranks.json`, which lists the files; `"vllm"` is the same for the sharded loaders of
+            vLLM and SGLang. By default a file if the path ends in `.safetensors`, else sharded if anything is cut, else
+            `"hf"`.
         uneven: The rule by which a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.

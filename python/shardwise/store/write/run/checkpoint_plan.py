@@ -169,7 +169,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
             tasks: Numbers of tasks instead, which are run even if there are receipts for them.
             executor: The executor that runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
-            workers: The number of workers of the executor; if left out, as many as it says it has.
+            workers: The number of workers of the executor; by default the number that it states.
             memory: Bytes for the buffers of all workers of this host.
             threads: Their number, if there is no executor; one per core if left out.
             sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
@@ -183,7 +183,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
 
         Raises:
             FileExistsError: if there is something else under the checkpoint's name, or in the way of its files.
-            ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
+            ParseError: if a source has changed, replicas disagree, or a receipt contradicts the data.
             LayoutError: if there is no such part or task, or the memory is too little.
             TypeError: if something must be put together first; see `plan_checkpoint`.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
