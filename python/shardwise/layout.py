@@ -39,7 +39,7 @@ class TensorLayout(Drawn):
             `("x", "y")` and `("y", "x")` are different layouts. A name may be that of a sub-axis: `"tp:(1)4"` is the
             factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation). A
             dim of several parts, like fused queries, keys and values, is a packed dim: see `shardwise.packed`.
-        device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`, or to a copy by `with_mesh`.
+        device_mesh: the mesh. It may be given once later: assign `layout.device_mesh`, or copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
 
@@ -168,7 +168,7 @@ class TensorLayout(Drawn):
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that neither cut a dim nor are unreduced; if sub-axes of an axis are used, its others.
+        """The axes of the mesh that neither cut a dim nor are unreduced; for an axis cut in part, its other sub-axes.
 
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).replicated_axes
         ('y',)
@@ -298,7 +298,7 @@ class TensorLayout(Drawn):
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
     def require_mesh(self, what: str) -> DeviceMesh:
-        """Return the mesh of the layout; a layout without one is refused, as `what` needs it."""
+        """Return the mesh of the layout; a layout without one is refused, because `what` needs it."""
         if self._mesh is None:
             raise LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")
         return self._mesh

@@ -340,7 +340,7 @@ class DeviceMesh(Drawn):
         """Return the row-major position of the device labelled `device`: the inverse of `device`.
 
         With the default labels, the position itself is accepted too: `3` for `"cpu:3"`. With labels of your own it is
-        not, since they may contain other numbers; `mesh.device(3)` gives the label.
+        not, because they may contain other numbers; `mesh.device(3)` gives the label.
 
         Raises:
             MeshError: if the mesh has no such label.

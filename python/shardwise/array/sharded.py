@@ -213,7 +213,7 @@ class ShardedArray(Drawn, ShardSource):
         then a read-only copy, with zeros where it is padded. `partition.view` gives a view of each piece.
 
         A shard of one array is a view with the array's strides. Functions that ignore the strides of an array, such as
-        `safetensors.numpy.save_file`, write wrong values. Give it contiguous shards:
+        `safetensors.numpy.save_file`, write wrong values. Give them contiguous shards:
         `save_file({"weight": sharded.shard(device, contiguous=True)}, path)`.
 
         >>> import numpy as np
@@ -240,7 +240,7 @@ class ShardedArray(Drawn, ShardSource):
 
         Args:
             check_replicas: whether devices that hold the same shard must hold the same bytes. The check takes one pass
-                over the memory of the shards that have replicas; without it the values of replica 0 count.
+                over the memory of the shards that have replicas; without it the values of replica 0 are taken.
 
         Raises:
             LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;

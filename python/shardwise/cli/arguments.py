@@ -150,8 +150,8 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
             help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with each shard "
             "once; ranks, a folder with a file for each device, with all that it holds; vllm, the same for "
             "the sharded loaders of vLLM and SGLang; dcp, PyTorch's distributed checkpoint; megatron, the "
-            "same in the form that Megatron-Core loads; torch, a file of torch.save, with optimizers as their "
-            "load_state_dict takes them; fsdp2, a folder with a model_world_size_W_rank_R.pt and an optim_… "
+            "same in the form that Megatron-Core loads; torch, a file of torch.save, with optimizers in the "
+            "form that load_state_dict takes; fsdp2, a folder with a model_world_size_W_rank_R.pt and an optim_… "
             "of DTensors for each device; universal, DeepSpeed's universal checkpoint, a folder for each "
             "parameter",
         )

@@ -164,7 +164,7 @@ class Computation:
             raise ParseError(f"{file}: {error}") from None
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Return the results for arrays as the inputs, computed in numpy on one device.
+        """Return the results for these input arrays, computed in numpy on one device.
 
         Raises:
             LayoutError: if there are more or fewer arrays than inputs, one has another shape or cannot be of the

@@ -36,7 +36,7 @@ class FactorRule:
             with a number such as `z_1`. `"([i,k],[k,j])->([i,j])"` is a matrix product, `"([ij])->([i,j])"` a reshape.
         sum: factors that the op adds up; a device that has a part of one has an addend of the result.
         whole: factors that the op cannot compute with while they are cut.
-        shift: factors of which a device reads some elements of its neighbours.
+        shift: factors for which a device reads some elements of its neighbours.
         blocked: factors whose cut does not spread to the other tensors.
         sizes: the sizes of factors that the shapes do not give, because a dim has several factors.
         reduction: the op that puts addends together: `"add"`, `"maximum"`, `"minimum"`, `"multiply"`, `"and"` or

@@ -26,7 +26,7 @@ _INDEX: Aval = [[], "int32"]
 def computation_of_jaxpr(
     jaxpr: Mapping[str, Any], *, rules: Mapping[str, FactorRule] | None = None, unknown: Literal["whole"] | None = None
 ) -> Computation:
-    """Return the computation of a jaxpr as data, in the form that this module's docstring has.
+    """Return the computation of a jaxpr as data, in the form that this module's docstring describes.
 
     Args:
         jaxpr: the jaxpr; its `names` are those of the inputs.

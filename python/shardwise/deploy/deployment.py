@@ -268,8 +268,8 @@ class Deployment(RuleBook, Drawn):
 
         Args:
             file: the path of the file, the name of one of the package's (`example_rules`), or an open text file.
-            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
-                which has one, or what such a file holds.
+            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json` or of its folder,
+                or its contents.
             world: labels of the devices, instead of those that the file gives.
 
         Raises:

@@ -40,7 +40,7 @@ def vllm(
         expert_parallel: `enable_expert_parallel`: whole experts over `dp * tp`; otherwise their features are cut.
         placement: `expert_placement_strategy`, `"linear"` or `"round_robin"`.
         redundant: redundant experts, placed as before any balancing.
-        experts: which experts are where, instead of the two before; of each layer, if balanced.
+        experts: the experts of each rank, in place of `placement` and `redundant`; for each layer, if balanced.
         stages: the layers of each stage; otherwise vLLM's own split, in which further layers go to the stages before
             the last.
         world: labels of the devices, in the order of vLLM's ranks, (dp, pp, tp).
@@ -101,7 +101,7 @@ def sglang(
             MLPs and the output layer over `tp`.
         ep: expert parallelism within `tp`; the features of experts are cut over `tp // ep`.
         redundant: redundant experts, placed as before any balancing.
-        experts: which experts are where, instead; of each layer, if balanced.
+        experts: the experts of each rank, in place of `redundant`; for each layer, if balanced.
         stages: the layers of each stage; otherwise SGLang's own split, in which further layers go to the last stages.
         fuse_shared_experts: whether shared experts are stacked after the routed ones. If not given, as SGLang 0.5.23
             does by default on CUDA (compute capability 8.0 or later): for DeepSeek-V3 (256 experts and a shared one),

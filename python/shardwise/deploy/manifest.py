@@ -61,7 +61,7 @@ class Manifest(Mapping[str, Tiling]):
     """The places of all tensors of a model: a mapping from names to tilings; `Deployment.manifest` makes one.
 
     Others are made by `shardwise.interop.torch.manifest_of` (a running model), `shardwise.store.manifest_of` (a
-    checkpoint) and `from_mooncake`. A manifest goes wherever a mapping of tilings goes:
+    checkpoint) and `from_mooncake`. A manifest can be given wherever a mapping of tilings can:
     `plan_model(manifest, engine, manifest.tensors)`. Tensors that are cut alike share a tiling.
 
     Attributes:
@@ -101,9 +101,10 @@ class Manifest(Mapping[str, Tiling]):
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest, ready for JSON.
 
-        `meshes` has shapes, axis names and devices; `layouts` names for each a mesh by its number, and has the axes of
-        each dim, or its parts as text; or it has holders, and for each its boxes, which are one after the other in its
-        array. `tensors` has for each the number of its layout, its shape and its dtype, and its digest if it has one.
+        `meshes` has shapes, axis names and devices. An entry of `layouts` has the number of its mesh, and the axes of
+        each dim or its parts as text; or it has holders and the boxes of each, which are one after the other in the
+        holder's array. An entry of `tensors` has the number of its layout, its shape, its dtype, and its digest if
+        there is one.
 
         Raises:
             LayoutError: if a device label is neither string nor integer; if boxes are stored in another order.
@@ -157,7 +158,7 @@ class Manifest(Mapping[str, Tiling]):
 
         Args:
             value: the manifest.
-            source: what messages call it.
+            source: its name in messages.
 
         Raises:
             ParseError: if it is not a manifest.

@@ -125,7 +125,7 @@ class DTensor:
 
 
 def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
-    """Make one tensor of what each device of this client holds; the components are not copied.
+    """Make one tensor from the arrays of this client's devices; the components are not copied.
 
     Args:
         tensors: One array per local device, in the order of `layout.mesh.local_device_ids()`, all of one shape and

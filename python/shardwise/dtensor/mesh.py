@@ -346,7 +346,7 @@ class Mesh:
         return self._inner.device_location(device_id)
 
     def host_mesh(self) -> Mesh:
-        """Return the same mesh of the CPUs of the devices' hosts.
+        """Return the same mesh over the CPUs of the devices' hosts.
 
         Its name is empty. Devices whose job is known get their full names.
 

@@ -59,8 +59,8 @@ def run(
         comm: An intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
         src: The array that the rank has, of shape `plan.src.holder_shape(...)`, with any strides and of any dtype
             without references; `None` on a rank that has none.
-        out: The array to write into, of shape `plan.dst.holder_shape(...)`, which shares no memory with `src`, nor
-            with itself; a new one if left out.
+        out: The array to write into, of shape `plan.dst.holder_shape(...)`, which does not overlap `src` or itself; a
+            new one if left out.
         src_ranks: The rank of each holder of `plan.src`, in the order of its `holders`; 0, 1, … if left out.
         dst_ranks: The same for `plan.dst`. If left out, a holder whose label is in `plan.src` too has the same rank,
             and the others follow those of `plan.src`; holders without labels are 0, 1, ….

@@ -46,7 +46,7 @@ class NixlRows(NamedTuple):
         remote: The same of the other side.
         local_memory: The memory type of `local`: `"DRAM"` or `"VRAM"`.
         remote_memory: The memory type of `remote`.
-        indices: The numbers of all blocks, for `make_prepped_xfer`: of both sides the same.
+        indices: The numbers of all blocks, for `make_prepped_xfer`; the same on both sides.
     """
 
     local: Addresses
@@ -280,7 +280,7 @@ class StagedRows:
 
 
 def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, *, writes: bool = False) -> AddressRows:
-    """Return what goes between two holders, as addresses.
+    """Return the transfers between two holders, as addresses.
 
     Args:
         part: what this side sends, receives and copies: `ModelPlan.descriptors(holder)`.

@@ -177,7 +177,7 @@ class MemoryManifest:
         """Read what `to_dict` gives.
 
         Raises:
-            ParseError: if it is not a manifest, or its digest is that of another.
+            ParseError: if it is not a manifest, or its digest does not fit.
         """
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise ParseError("this is not a manifest of memory")

@@ -45,8 +45,8 @@ def fits(
         tp: The sizes of tensor parallelism.
         ep: The sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
         config: The model's `config.json`, or its contents; the one next to the checkpoint if left out.
-        rules: A rules file, or the name of one that comes with the package, which cut weights, fused ones too, over the
-            axes `tp` and `ep`; if left out, the names of weights say what is cut.
+        rules: A rules file, or the name of one that comes with the package, whose rules cut weights, fused ones too,
+            over the axes `tp` and `ep`; if left out, the names of weights say what is cut.
 
     Raises:
         OSError: if a file cannot be read.

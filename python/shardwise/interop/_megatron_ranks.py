@@ -114,13 +114,13 @@ def record_ranks(
     """Find what each rank of Megatron-Core holds of a model, by loading element numbers through Megatron-Bridge.
 
     Args:
-        config: the contents of the model's `config.json`, with `architectures`; of a large model with smaller sizes.
+        config: the contents of the model's `config.json`, with `architectures`; for a large model, with smaller sizes.
         tp: the number of ranks of tensor parallelism.
         pp: the number of stages.
         ep: the number of ranks of expert parallelism.
         etp: the number of ranks of tensor parallelism of experts; that of dense layers by default.
-        vocabulary_rows: if given, the vocabulary is padded so that each rank has a multiple of so many rows, in
-            Megatron-LM 128. Megatron-Bridge 0.5 and later fill such a vocabulary, with `tp` of 2 or more.
+        vocabulary_rows: if given, the vocabulary is padded so that each rank has a multiple of this many rows; 128 in
+            Megatron-LM. Megatron-Bridge 0.5 and later fill such a vocabulary, with `tp` of 2 or more.
         tensors: the shape and dtype of each tensor of the checkpoint; by default those that transformers writes.
         computed: what to do with parameters that are computed; see `shardwise.record`.
 
@@ -128,8 +128,8 @@ def record_ranks(
         The recording of each rank, labelled from 0 on, in the order "tp-cp-ep-dp-pp".
 
     Raises:
-        LayoutError: if Megatron-Bridge cannot make or load the model so, or computes; if the model is too large to be
-            loaded several times; if this process is in a process group.
+        LayoutError: if Megatron-Bridge cannot make or load such a model, or computes values; if the model is too large
+            to be loaded several times; if this process is in a process group.
 
     Layers and experts have the names that they have in the whole model: a rank's own model counts both from 0.
     """

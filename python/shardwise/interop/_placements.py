@@ -124,7 +124,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
         rank: the number of dims.
 
     Raises:
-        LayoutError: if a placement is one that a layout cannot express, or for a dim that does not exist.
+        LayoutError: if a layout cannot express a placement, or a placement is for a dim that does not exist.
         TypeError: if an entry is not a placement.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))

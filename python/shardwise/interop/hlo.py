@@ -8,9 +8,8 @@ A named sharding, `{mesh['x'=2,'y'=4], [{'y'}, {}]}`, as XLA prints some since 2
 XLA's own conversion: a dim that the compiler may cut further (`?`) is cut as it is now, and names are not kept.
 `metadata={…}`, which says where in a program a sharding comes from, has no effect.
 
-The text of tiles cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a
-tensor on one device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes
-spell.
+The text of tiles cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a tensor
+on one device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes express.
 
 The form is that of `xla/hlo/ir/hlo_sharding.cc` and `tile_assignment.cc`; `to_hlo` writes what JAX hands to XLA.
 """

@@ -51,8 +51,8 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Return the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
-        LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other
-            (`layout.refined()` has none); if a packed dim gives a device several segments.
+        LayoutError: if it names sub-axes that do not make up a whole axis in order, because JAX has none
+            (`layout.refined()` has none either); if a packed dim gives a device several segments.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
@@ -237,8 +237,8 @@ def to_array(sharded: ShardedArray) -> jax.Array:
     """Return a `jax.Array` of the shards, on the devices of the mesh.
 
     On CPU devices JAX shares the memory of a shard that is C-contiguous and begins at a multiple of 64 bytes; the array
-    then changes with it, so do not write to it any more. Everything else is copied. In a program of several processes
-    each gives the shards of its own devices.
+    then changes with the shard, so do not write to the shard any more. Everything else is copied. In a program of
+    several processes each gives the shards of its own devices.
 
     Raises:
         LayoutError: if a dim does not divide, which JAX refuses, or if JAX would narrow the dtype.

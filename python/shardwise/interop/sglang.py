@@ -4,13 +4,13 @@ With the weight loader each rank reads its own slices of a checkpoint of any for
 `--custom-weight-loader shardwise.interop.sglang.load` is told to take the weights of a checkpoint by
 `engine.update_weights_from_tensor(request(PATH), load_format="shardwise.interop.sglang.load")`; what is sent is the
 path. With `--load-format dummy` it reads nothing else. Each parameter is filled by the rules of its family, which were
-compared with SGLang's own loaders; a model with one that would not be filled exactly is refused before anything is
-read. SGLang calls such a loader after kernels may have rearranged weights: like its own `load_format="direct"` it is
+compared with SGLang's own loaders; a model with a parameter that would not be filled exactly is refused before anything
+is read. SGLang calls such a loader after kernels may have rearranged weights: like its own `load_format="direct"` it is
 for backends that leave them as they were loaded. Quantized models are not loaded.
 
 `record_ranks` makes SGLang's own model for each rank, on a CPU and without weights, and loads element numbers into it.
-What SGLang rearranges after loading, for the kernels of a device, is not in it; nor is the stacking of shared experts
-after the routed ones, which it does on CUDA.
+What SGLang rearranges after loading, for the kernels of a device, is not recorded; neither is the stacking of shared
+experts after the routed ones on CUDA.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATH, _RULES = "shardwise.checkpoint", "shardwise.rules"
 
 
 def request(checkpoint: str, rules: str | None = None) -> list[tuple[str, Any]]:
-    """Return what tells `load` which checkpoint to read: the `named_tensors` of `update_weights_from_tensor`.
+    """Return a request for `load` to read a checkpoint: the `named_tensors` of `update_weights_from_tensor`.
 
     Args:
         checkpoint: its path or URL, which all ranks see.
@@ -78,7 +78,7 @@ def record_ranks(
     """Find what each rank of SGLang holds of a model, by loading element numbers through its own `load_weights`.
 
     Args:
-        config: the contents of the model's `config.json`, with `architectures`; of a large model with smaller sizes.
+        config: the contents of the model's `config.json`, with `architectures`; for a large model, with smaller sizes.
         tp: the number of ranks of tensor parallelism.
         pp: the number of stages.
         ep: the number of ranks of expert parallelism, which divides `tp`.
@@ -89,8 +89,8 @@ def record_ranks(
         The recording of each rank, `pp * tp` of them, labelled from 0 on, stage by stage.
 
     Raises:
-        LayoutError: if SGLang cannot make or load the model so, or computes; if it is too large to be loaded several
-            times; if this process is one of SGLang's own.
+        LayoutError: if SGLang cannot make or load such a model, or computes values; if it is too large to be loaded
+            several times; if this process is one of SGLang's own.
     """
     check_sizes(tp=tp, pp=pp, ep=ep)
     if tp % ep:

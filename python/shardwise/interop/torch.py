@@ -131,7 +131,7 @@ def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
 
 
 def to_torch_placements(placements: Iterable[Placement]) -> list[Any]:
-    """Make PyTorch's own placements of ours."""
+    """Convert our placements to PyTorch's own."""
     from torch.distributed import tensor
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -324,10 +324,10 @@ def storage_reader(
             open checkpoint, which stays open.
         rename: regular expressions and what replaces their matches in names, as `reshard_checkpoint` takes them.
         rewrites: tensors that are named, packed, stacked or transposed differently, after `rename`.
-        model: what the names of parameters begin with in the state dict, `"model."` for `{"model": …}`; if given, it
-            takes the place of what the names of weights begin with in the checkpoint.
-        optimizer: what the names of the optimizer's states begin with, `"optim."` for `{"optim": …}`. If given, they
-            are called as in the state dict of `torch.distributed.checkpoint.state_dict`, whatever the checkpoint calls
+        model: the prefix of parameters' names in the state dict, `"model."` for `{"model": …}`; if given, it replaces
+            the prefix of weights' names in the checkpoint.
+        optimizer: the prefix of the names of the optimizer's states, `"optim."` for `{"optim": …}`. If given, they are
+            called as in the state dict of `torch.distributed.checkpoint.state_dict`, whatever the checkpoint calls
             them: `optim.state.NAME.exp_avg`, and the values of groups `optim.param_groups.0.lr` and
             `optim.param_groups.NAME.lr`.
         cast: whether to round tensors to the dtypes of the state dict; otherwise another dtype is an error.

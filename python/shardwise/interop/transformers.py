@@ -185,7 +185,7 @@ def record_ranks(
     """Find what each rank holds of a model that transformers loads, by loading element numbers through its loader.
 
     Args:
-        config: The contents of the model's `config.json`; of a large model with smaller sizes.
+        config: The contents of the model's `config.json`; for a large model, with smaller sizes.
         tp: The number of ranks of tensor parallelism, by `model.tp_plan`.
         ep: The number of ranks of expert parallelism: 1 or `tp`.
         pp: The number of stages.
@@ -197,11 +197,11 @@ def record_ranks(
         The recording of each rank, `pp * tp` of them, labelled from 0 on.
 
     Raises:
-        LayoutError: If transformers does not have the model, cannot load it so, or the model is too large to be loaded
-            several times; if this process is in a process group.
+        LayoutError: If transformers does not have the model, cannot load it on these ranks, or the model is too large
+            to be loaded several times; if this process is in a process group.
 
     Renamings between files and memory, fused and stacked experts, buffers that files have, and tied weights are those
-    of `from_pretrained`, which is what runs: with a process group of PyTorch that does not communicate.
+    of `from_pretrained`, because it runs itself, with a process group of PyTorch that does not communicate.
 
     >>> llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1,
     ...          "intermediate_size": 48, "vocab_size": 64}

@@ -6,11 +6,11 @@ With the load format each rank reads its own slices of a checkpoint of any forma
 `--model-loader-extra-config '{"checkpoint": "s3://bucket/step-900"}'` the weights of another checkpoint, of any format
 that `open_checkpoint` opens, under the names of Hugging Face. `"rules"` names the rules, where the type of the model
 does not say which. Each parameter is filled by the rules of its family, which were compared with vLLM's own loaders; a
-model with one that would not be filled exactly is refused before anything is read. Quantized models, and experts that
-are placed whole (`--enable-expert-parallel`), are not loaded.
+model with a parameter that would not be filled exactly is refused before anything is read. Quantized models, and
+experts that are placed whole (`--enable-expert-parallel`), are not loaded.
 
 `record_ranks` makes vLLM's own model for each rank, on a CPU and without weights, and loads element numbers into it.
-What vLLM rearranges after loading, for the kernels of a device, is not in it.
+What vLLM rearranges after loading, for the kernels of a device, is not recorded.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def record_ranks(
     """Find what each rank of vLLM holds of a model, by loading element numbers through its own `load_weights`.
 
     Args:
-        config: the contents of the model's `config.json`, with `architectures`; of a large model with smaller sizes.
+        config: the contents of the model's `config.json`, with `architectures`; for a large model, with smaller sizes.
         tp: the number of ranks of tensor parallelism.
         pp: the number of stages.
         expert_parallel: whether each rank has whole experts, as with `--enable-expert-parallel`.
@@ -95,8 +95,8 @@ def record_ranks(
         The recording of each rank, `pp * tp` of them, labelled from 0 on, stage by stage.
 
     Raises:
-        LayoutError: if vLLM cannot make or load the model so, or computes; if it is too large to be loaded several
-            times; if this process is one of vLLM's own.
+        LayoutError: if vLLM cannot make or load such a model, or computes values; if it is too large to be loaded
+            several times; if this process is one of vLLM's own.
     """
     check_sizes(tp=tp, pp=pp)
     if tensors is None:

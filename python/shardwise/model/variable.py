@@ -287,7 +287,7 @@ def initialize_variables(tree: Tree) -> Tree:
 
     Args:
         tree: any object: attributes (with `__slots__` or without), lists, tuples, dicts and dataclasses are followed,
-            however deep, with cycles or without. Paths begin below it. A variable by itself goes by its name.
+            however deep, with cycles or without. Paths begin below it. The path of a single variable is its name.
 
     Returns:
         The tree itself.
@@ -297,8 +297,8 @@ def initialize_variables(tree: Tree) -> Tree:
             initializer raises or gives something of another shape or dtype. Then no variable of the tree has changed.
 
     A variable takes the layout map of the scope that it was made in, so this may be called inside the scope or after
-    it. Variables that already have data are left as they are. One that is reached by several paths goes by the
-    first: depth first, attributes in the order in which they were assigned.
+    it. Variables that already have data are left as they are. A variable that several paths reach takes the first of
+    them: depth first, attributes in the order in which they were assigned.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, LayoutMap, layout_map_scope

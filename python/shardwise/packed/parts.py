@@ -255,7 +255,7 @@ def part(
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
             With several axes it must be the product of the sizes of the first ones and a divisor of the next one.
         split: if the number of shards is a larger multiple of the factor's elements, also cut the factors after it, in
-            equal shares. Megatron cuts query groups so where there are more devices than groups.
+            equal shares. Megatron cuts query groups in this way where there are more devices than groups.
         unit: cut the factor only between multiples of this many elements, as the blocks of quantized weights need. The
             uneven rule acts on units, the last of which may be short.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded

@@ -71,7 +71,7 @@ class Propagation(Drawn):
 
     @property
     def layouts(self) -> tuple[TensorLayout | None, ...]:
-        """The layout of each value, by its number; `None` where no axis reaches.
+        """The layout of each value, by its number; `None` if no axis reaches it.
 
         Constants and broadcast scalars have a copy for each use, as in Shardy; the layout is that of the last copy.
         """
@@ -79,7 +79,7 @@ class Propagation(Drawn):
 
     @property
     def results(self) -> tuple[TensorLayout | None, ...]:
-        """The layout of each result; `None` where no axis reaches."""
+        """The layout of each result; `None` if no axis reaches it."""
         return self._held[1]
 
     @cached_property
@@ -153,7 +153,7 @@ class Propagation(Drawn):
         return "\n".join(lines)
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Return the results of whole arrays for the inputs, computed in numpy by each device with its shards.
+        """Return the results for whole input arrays, computed in numpy by each device with its shards.
 
         They equal those of `computation.run(arrays)`, except for rounding: tests check propagations with it.
 
@@ -236,7 +236,7 @@ def propagate(
         mesh: the mesh; may be left out if a layout has one.
         policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, which JAX
             uses. `"least"` computes each op with the fewest bytes that a device receives. It tries Shardy's layouts,
-            and those with which inputs that a step replaces, such as weights, spread last; it takes the ones that move
+            and layouts in which inputs that a step replaces, such as weights, spread last; it takes those that move
             less. `"explicit"` is JAX's explicit mode: every input has a layout, and a disagreement is an error.
 
     Raises:

@@ -102,7 +102,7 @@ class LogicalTensor(NamedTuple):
         return dict(self.uncut).get(dim, "")
 
     def elements_of(self, component: str, offsets: Any) -> npt.NDArray[np.int64]:
-        """Return the element of a component that belongs to each element of the tensor: of a scale, that of its block.
+        """Return the element of a component for each element of the tensor: for a scale, that of its block.
 
         Args:
             component: the name of the component.

@@ -145,7 +145,8 @@ def find_components(
 
     Args:
         tensors: the dtype of each stored tensor, as the safetensors format writes it, and its shape.
-        config: what `config.json` says; if it has no `quantization_config`, the names of the tensors tell the method.
+        config: the contents of `config.json`; if it has no `quantization_config`, the names of the tensors show the
+            method.
         read: gives the bytes of a tensor, or `None`. It is called for small tensors only, whose values state what
             shapes do not: `g_idx` of GPTQ, `weight_shape` of packed integers, the `quant_state` of bitsandbytes.
             Without these values, groups are taken to be in order only if `desc_act` is false, and the last word to be

@@ -33,7 +33,7 @@ class LinkModel:
 
     Raises:
         LayoutError: if a number is negative or not finite, or a bandwidth is 0.
-        SizeOverflowError: if an integer is over what a float can hold.
+        SizeOverflowError: if an integer is too large for a float.
         TypeError: if an argument is neither a number nor a mapping from names to numbers.
 
     A step along axes of sizes `n` takes `latency` for each of its `n - 1` messages per axis (twice that for an

@@ -212,10 +212,10 @@ class ReshardPlan(Transfers):
                 raises ends the run, with the destinations partly written.
 
         Returns:
-            One array per destination holder, in their order: those of `out` if given. Otherwise each is an array of its
-            own, except if the new one is part of what its holder has: then it is a view of that, and nothing is
-            copied. Elements of a new array that no piece covers are 0. Partial sums are added in the order of their
-            coordinates, by `numpy.add`.
+            One array per destination holder, in their order: those of `out` if given. Otherwise each is a new array,
+            except if it is part of what its holder has: then it is a view of that, and nothing is copied. Elements of a
+            new array that no piece covers are 0. Partial sums are added in the order of their coordinates, by
+            `numpy.add`.
 
         Raises:
             LayoutError: if shards are missing or not of the plan's shape and dtype, or if a bounded search finds that
@@ -320,7 +320,8 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
 
     Raises:
         LayoutError: if the shapes differ; if boxes of `src` overlap without being declared replicas, or `src` does not
-            hold what `dst` needs, naming the box; if `dst` is unreduced: a value cannot be cut into partial sums.
+            hold what `dst` needs: the message names the box; if `dst` is unreduced: a value cannot be cut into partial
+            sums.
 
     If `src` is unreduced, every addend is sent, and `run` adds them where they arrive.
 

@@ -148,8 +148,7 @@ class Program(Sequence[Step]):
             `out`.
 
         Raises:
-            ValueError: if `src`, `out` or received values do not have their shape, or `out` has another dtype than
-                `src`.
+            ValueError: if `src`, `out` or received values have a wrong shape, or `out` has another dtype than `src`.
             TypeError: if partial sums of the dtype do not add up to a value of it.
 
         >>> import numpy as np

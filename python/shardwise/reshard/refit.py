@@ -211,9 +211,9 @@ def plan_refit(src: RefitSide, dst: RefitSide) -> RefitPlan:
             wrong order passes every check of shapes); if the names or the sizes of the two sides differ.
         SizeOverflowError: if a device sends or receives over 2**63 - 1 elements in all.
 
-    The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it. The
-    replica that has sent the fewest elements over all tensors sends a box, as in `plan_model`. Equal partitions, as in
-    the layers of a model, are planned once.
+    The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it. Each
+    box is sent by the replica that has sent the fewest elements over all tensors, as in `plan_model`. Equal partitions,
+    as in the layers of a model, are planned once.
 
     >>> from shardwise import DeviceMesh, TensorLayout, packed
     >>> def partition(order, devices):

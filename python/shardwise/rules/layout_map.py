@@ -32,7 +32,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
     Args:
         device_mesh: the mesh for layouts that have none; a layout with its own mesh keeps it.
-        mesh: the same, by its name in Keras 2 on DTensor.
+        mesh: another name for `device_mesh`, from Keras 2 on DTensor.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, changed to `"search"`, and now has `"fullmatch"`.
         backtracking: whether to accept rules that only a backtracking search can find, in time that may be exponential
@@ -334,7 +334,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             rules: Pairs of a regular expression and a `PartitionSpec` or the axes of each dim; or the text of such a
                 list in Python, which is not run.
             mesh: The mesh of the map.
-            backtracking: Whether to accept expressions that only a backtracking search can find, as look-around.
+            backtracking: Whether to accept expressions that only a backtracking search can find, such as look-around.
 
         The first expression that is found in a path counts. Its spec is for the leading dims; further dims are not cut,
         and tensors without dims are whole. A report names rules that never win.
@@ -388,8 +388,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         Args:
             file: the path of the file, the name of one of the package's (`example_rules`), or an open text file.
             device_mesh: the mesh of the map, instead of the one that the file may have.
-            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
-                which has one, or what such a file holds.
+            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json` or of its folder,
+                or its contents.
 
         Raises:
             ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type; if the

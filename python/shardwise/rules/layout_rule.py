@@ -29,8 +29,8 @@ class LayoutRule:
 
     Args:
         layout: a `TensorLayout`, or the tuple or list of its axes.
-        uneven: how a dim that does not divide is cut, whatever a report or a plan says for other tensors; `None` means
-            what these say. See `TensorLayout.partition`.
+        uneven: how a dim that does not divide is cut, whatever a report or a plan says for other tensors; with `None`
+            their rule applies. See `TensorLayout.partition`.
         shared: whether a cut may fall within a block of a quantized weight, whose scale is on both sides then; see
             `quantized.component_layouts`.
         optional: whether the rule may apply to no name; a report warns of other rules that apply to none.
@@ -85,7 +85,7 @@ class LayoutRule:
     def of_rank(self, rank: int) -> TensorLayout | None:
         """Return the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small.
 
-        A tensor without dims has none to cut.
+        A tensor without dims is never cut.
         """
         return None if 0 < rank < self.layout.rank else of_leading_dims(self.layout, rank)
 

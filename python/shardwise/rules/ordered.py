@@ -141,7 +141,7 @@ def logical_layouts(
     Args:
         rules: The pairs.
         names: For each tensor the names of its dims.
-        mesh: The mesh. Axes that it does not have cut nothing, as MaxText leaves them out.
+        mesh: The mesh. Axes that it lacks cut nothing, as in MaxText.
 
     Raises:
         LayoutError: if two dims of a tensor have one name.

@@ -179,7 +179,7 @@ class PageTable:
 
     def _shared_cut(self, layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
         about = short(xml_text(f"{sizes_text(shape)}, {layout_and_mesh(self._report, layout)}"), _LONGEST)
-        note = "neighbours share blocks; shardwise.draw draws what shardwise.quantized.followers gives"
+        note = "neighbours share blocks; shardwise.draw draws the tilings of shardwise.quantized.followers"
         return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
 
     def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:

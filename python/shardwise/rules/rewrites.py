@@ -51,7 +51,7 @@ class Rewrites:
             them. They are applied one after the other, each to the result of the one before.
         drop: templates of names that are left out first, in whichever direction the rewrites go.
         unmatched: what happens to tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
-        numbers: whole numbers by name, which packed dims and sizes may be written with.
+        numbers: whole numbers by name, for use in packed dims and sizes.
 
     Raises:
         LayoutError: if a rewrite has an unknown key, its sides do not have the same tensors, or an order is not stated.

@@ -58,7 +58,7 @@ def draw(
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout
             has no mesh; if `dtype` is given for anything but a plan.
-        TypeError: if it is anything else.
+        TypeError: if `what` is anything else.
 
     In a notebook these objects show these pictures by themselves.
 

@@ -69,7 +69,8 @@ def key_value_caches(
         LayoutError: if a size is less than 1, or a layer's kind of attention is not known.
 
     A layer with a sliding window keeps the tokens of one window; latent attention (MLA) keeps the latent vector and the
-    rotated part of the key, on every device that has the layer. A device with a part of the heads keeps theirs.
+    rotated part of the key, on every device that has the layer. A device that has a part of the heads keeps the caches
+    of these.
 
     >>> config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     >>> shapes = {f"layers.0.self_attn.{x}_proj.weight": (16, 32) for x in "kv"}

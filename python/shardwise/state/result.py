@@ -56,7 +56,7 @@ class Kept(NamedTuple):
         tensor: The tensor's name; empty for arrays that several share, such as padding.
         kind: `"weights"`, `"gradients"`, `"masters"`, `"optimizer"`, `"whole"` or `"caches"`.
         name: The array: `"weight"`, `"exp_avg"`, `"padding"`, …
-        held: The bytes of elements that are the tensor's.
+        held: The bytes of the tensor's elements.
         allocated: The bytes that are allocated.
     """
 
@@ -112,7 +112,7 @@ class TrainingState(Drawn):
     def of_figures(
         cls, world: DeviceMesh, meshes: dict[str, DeviceMesh], recipe: Recipe, over: tuple[str, ...], found: Figures
     ) -> TrainingState:
-        """Return the state with these figures, on the meshes of a world, sharded over some of their axes."""
+        """Return a state with these figures: a world, its meshes, and the axes over which the state is sharded."""
         made = TrainingState.__new__(TrainingState)
         made._world, made._meshes, made._recipe, made._over = world, meshes, recipe, over
         made._figures = {

@@ -52,14 +52,14 @@ def training_state(
         sharding: one of `SHARDINGS`.
         over: the axes of data parallelism, over which it shards. If not given: for a deployment, the axes by which its
             default cuts everything, else those that it declares replicated; for a layout map, those that no rule uses.
-        group: the ranks that share a state, if these are not all along `over`: those of a group of HSDP or FSDP's
-            `HYBRID_SHARD`, of an instance of Megatron's distributed optimizer.
+        group: the number of ranks that share a state, if not all along `over`: those of a group of HSDP or FSDP's
+            `HYBRID_SHARD`, or of an instance of Megatron's distributed optimizer.
         weights: the dtype of floating-point weights, instead of their own.
         gradients: the dtype of gradients; that of the weights if not given.
         masters: the dtype of master copies, or `"none"`; if not given what the framework does.
         frozen: a regular expression; parameters are not trained if it is found in their names.
         lora: adapters to be trained; all else is then frozen.
-        tied: for the name of each tied tensor, the name of the tensor that it is.
+        tied: maps the name of each tied tensor to that of the tensor whose elements it shares.
         units: what is flattened together, as a regular expression for the part of a name that they have in common, or a
             function of names: for FSDP1 the wrapped modules, by default up to the first number; for Megatron the chunks
             of a stage.

@@ -22,7 +22,7 @@ _MOST_WORK = 10**6
 
 
 class Repeat(str):
-    """The name of a further place of a tensor in a parameter: a key of what `LocalParameter.views` gives.
+    """The name of a further place of a tensor in a parameter: a key in the result of `LocalParameter.views`.
 
     Args:
         tensor: the name of the tensor.

@@ -312,15 +312,15 @@ def plan_model(
             partitions or other tilings.
         dst: the layouts afterwards, given in the same way.
         tensors: the shape and the dtype of each tensor, by name: a pair, or anything that has them as attributes, such
-            as what a checkpoint has.
+            as the tensors of a checkpoint.
         uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see
             `TensorLayout.partition`.
         rewrites: how `dst` names and stores the tensors: fused, stacked, padded, transposed, in another order; by
             default as `tensors` has them.
         source_rewrites: how `src` names and stores them. If `tensors` are those of a checkpoint from which both sides
             were made, each side has its own rewrites.
-        config: what the model's `config.json` says of quantized weights: their scales and other components follow the
-            rules and the rewrites for the weights. By default all tensors have rules of their own.
+        config: the contents of the model's `config.json`. If it states a quantization, scales and other components
+            follow the rules and the rewrites for their weights. By default all tensors have rules of their own.
         nodes: the node of each holder of either side, by label. Then the links between nodes are balanced too. Among
             replicas that have sent nearly equal bytes, one on the receiver's node sends, else the one whose node has
             sent the fewest bytes to that node.

@@ -105,7 +105,8 @@ class ModelProgram:
 
         Raises:
             LayoutError: if an array is missing, or too small for the rows; if one to write into shares memory with
-                another; if one with partial sums is of another dtype than the plan has. Before anything is sent.
+                another; if one with partial sums is of another dtype than the plan has. It is raised before anything is
+                sent.
             ValueError: if an array is not in C order, or cannot be written.
             TypeError: if partial sums of a dtype cannot be added.
 

@@ -55,7 +55,7 @@ class VerifyReport:
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its structure is
             verified, and that all of it can be read.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
-        unreadable: The tensors that were not read, as they are of a kind that is not supported.
+        unreadable: The tensors that were not read, because their kind is not supported.
         damaged: All damage that was found.
         left_out: The files next to it that are not read, states without their weights, and the tensors that the call
             left out.

@@ -161,11 +161,11 @@ def diff_checkpoints(
         LayoutError: as for `verify_checkpoint`; if a rewrite does not apply, or either has nothing of `which`.
         ParseError, OSError: as for `open_checkpoint`.
 
-    Where both have a training state, a weight of the same parameter is the same weight, and a state of the same weight
-    and kind the same state, whatever the two formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch, and its
-    one `count` is compared with the `step` of each parameter that it counts for. If only one has master copies of
-    weights, these are compared with the weights of the other. Tensors that both have, with the same dtype and shape,
-    are digested where they are, so neither checkpoint is merged. Only those whose digests differ are read again.
+    If both have a training state, weights are matched by parameter, and states by weight and kind, whatever the two
+    formats call them: Adam's `mu` in optax is `exp_avg` in PyTorch, and its one `count` is compared with the `step` of
+    each parameter that it counts for. If only one has master copies of weights, these are compared with the weights of
+    the other. Tensors that both have, with the same dtype and shape, are digested where they are, so neither checkpoint
+    is merged. Only those whose digests differ are read again.
 
     >>> import tempfile
     >>> from pathlib import Path

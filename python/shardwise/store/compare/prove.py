@@ -55,8 +55,8 @@ def verify_checkpoint(
     """Verify that a checkpoint is complete, and that every byte is what was written.
 
     Args:
-        path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
-            the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
+        path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in the
+            manifest or the header; those of PyTorch have a CRC-32 for each member of their zip containers. Others are
             read in full, and their structure is checked.
         layouts: The cuts of bare files of ranks, as for `open_checkpoint`; elements that several ranks hold are
             compared.
@@ -66,7 +66,7 @@ def verify_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Warns:
-        ShardwiseWarning: of the report's `left_out`: files next to the checkpoint that are not read, and states whose
+        ShardwiseWarning: for the report's `left_out`: files next to the checkpoint that are not read, and states whose
             weights are not there.
 
     Raises:

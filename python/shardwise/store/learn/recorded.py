@@ -36,7 +36,7 @@ __all__ = ["LearnedRules", "RecordedModel", "learn_rules"]
 
 
 class RecordedModel(NamedTuple):
-    """A model of one size, as an engine holds it on numbers of ranks.
+    """A model of one size, as an engine holds it on several numbers of ranks.
 
     Attributes:
         config: The contents of its `config.json`.
@@ -56,8 +56,7 @@ class LearnedRules:
         text: A rules file: rewrites from the checkpoint to the engine's parameters, and the cuts of the parameters.
         unexplained: Parameters that no rule makes, each with the reason.
         unused: Tensors that are in no parameter; the rules drop them.
-        compared: The number of parameters, over all models, numbers of ranks and ranks, that the rules were carried out
-            for and that were equal element by element.
+        compared: The number of parameters, over all models and ranks, for which the rules gave the recorded elements.
     """
 
     text: str

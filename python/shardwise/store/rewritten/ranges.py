@@ -91,7 +91,7 @@ class DeviceReads:
 
     @property
     def bytes_read(self) -> int:
-        """The bytes that are read, including the gaps between ranges that are read over."""
+        """The bytes that are read, including gaps between the ranges that are needed."""
         return int(self.reads["length"].sum())
 
     def check(self) -> None:
@@ -164,7 +164,7 @@ def device_reads(
         UnsupportedError: if a tensor is compressed, or has elements that are not stored, so that no range of a file has
             its bytes; `StoredTensor.read` reads it.
 
-    A device that has some columns of a tensor whose rows follow one another needs a read for each row, or reads the
+    A device that has some columns of a tensor whose rows follow one another needs a read for each row, or reads whole
     rows. The devices of a host together need whole rows.
 
     >>> import tempfile

@@ -201,7 +201,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self.described())
 
     def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
-        """Yield the name, dtype and shape of each tensor; tensors that were not made yet are not made."""
+        """Yield the name, dtype and shape of each tensor; no `StoredTensor` is made for it."""
         if isinstance(self._tensors, LazyTensors):
             return self._tensors.described()
         return ((name, tensor.known_dtype, tensor.shape) for name, tensor in self._tensors.items())

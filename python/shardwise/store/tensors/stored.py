@@ -210,7 +210,7 @@ class StoredTensor(Drawn, ReadsFiles):
     def decoded_piece(
         self, piece: StoredPiece, memory: int, *, filled: bool = False
     ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
-        """Read one of its pieces as `decoded` does; `filled` gives what is not stored as well."""
+        """Read one of its pieces as `decoded` does; with `filled` it also gives the elements that are not stored."""
         for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
             box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.bounds, inner, strict=True))
             if not piece.is_addressable:

@@ -30,7 +30,7 @@ class Decoding(NamedTuple):
 
     Attributes:
         read: Gives a box of it, counted from its beginning; `None` if there is nothing to decode.
-        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one, if it has chunks.
+        chunk: The elements and the bytes of one of its chunks, each of which is decoded as a whole, if it has chunks.
         stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
             its beginning.
         rest: The value of the elements of the other chunks, an array without dims.
@@ -55,7 +55,7 @@ class StoredPiece(ReadsFiles):
         stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
             its beginning.
         rest: The value of the elements of the other chunks.
-        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
+        chunk: The elements and the bytes of one of its chunks, each of which is decoded as a whole; else None.
     """
 
     __slots__ = ("_decode", "_locate", "bounds", "chunk", "fill", "key", "path", "rest", "stored")

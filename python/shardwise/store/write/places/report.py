@@ -25,8 +25,8 @@ class WriteOutline:
         bytes_read: Bytes that are read, with those of replicas to be compared. `None` for a destination in a store.
         operations: The number of copies, each of bytes that are contiguous in a source and in a file; those that are
             near one another are read and written together. `None` for a destination in a store.
-        seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
-            store, or if nothing can be written next to the destination.
+        seconds: The estimated time in one thread, from a sample. `None` for a source or a destination in a store, or if
+            nothing can be written next to the destination.
         warnings: Things that look wrong, as in `WriteReport`.
         left_out: Things that the new checkpoint would not contain, as in `WriteReport`.
     """

@@ -65,7 +65,7 @@ class CheckpointTasks(CheckpointTables):
     def check_room(self) -> None:
         """Raise OSError if the destination's file system does not have room for it.
 
-        Files that an interrupted run has left there make room; a store does not say how much it has.
+        Files that an interrupted run has left there count as free space; a store does not state its free space.
         """
         none = [0] * len(self.tensors)
         # As long as what will be known.

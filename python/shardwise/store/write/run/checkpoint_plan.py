@@ -187,7 +187,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             LayoutError: if there is no such part or task, or the memory is too little.
             TypeError: if something must be put together first; see `plan_checkpoint`.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
-            TimeoutError: if workers were given up; as before.
+            TimeoutError: if workers were given up; finished tasks stay here too.
             OSError: if a file cannot be read or written.
         """
         work = Work(
