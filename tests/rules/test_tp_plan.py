@@ -438,7 +438,7 @@ def test_a_folder_that_lacks_what_is_cut_is_refused(tmp_path: Path, capsys: pyte
     (tmp_path / "hf" / "config.json").write_text(json.dumps(GRANITE))
     assert main(["rules", "--from-tp-plan", str(tmp_path / "hf")]) == 0
     text = capsys.readouterr().out
-    assert "# Transformers loads nothing of 'model.rotary.weight'." in text
+    assert "# Transformers does not load 'model.rotary.weight'." in text
     rules = sw.LayoutMap.from_toml(io.StringIO(text), sw.DeviceMesh((2,), ("tp",)))
     assert not rules.report(shapes).unused_rules
     del tensors["model.layers.1.block_sparse_moe.input_linear.weight"]

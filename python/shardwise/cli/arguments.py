@@ -176,7 +176,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
         "--replicas",
         choices=("check", "first"),
         default="check",
-        help="compare what is stored more than once (the default), or take the first",
+        help="compare tensors that are stored more than once (the default), or take the first",
     )
     add_padded(command)
     add_parameter_names(command)
@@ -266,8 +266,8 @@ def _add_learn(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="work out the rewrites that lead from one checkpoint to another of the same model",
         description=(
             "Match the tensors of two checkpoints of one model by their rows and columns, and print the rules file "
-            "with the rewrites that lead from A to B: learn A B > rules.toml. Each is carried out and compared before "
-            "it is printed. Tensors of B that no rewrite makes are named on the standard error, and the status is 1."
+            "with the rewrites that lead from A to B: learn A B > rules.toml. Each rewrite is carried out and compared "
+            "before it is printed. Tensors of B that no rewrite makes are named on the standard error; the status is 1."
         ),
     )
     learn.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")

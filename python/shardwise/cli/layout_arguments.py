@@ -134,7 +134,7 @@ def add_einsum(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     _add_policy(einsum)
     einsum.add_argument("--out", metavar="LAYOUT", help="the layout of the result")
-    einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
+    einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays partial sums")
     add_json(einsum)
 
 

@@ -50,8 +50,8 @@ def add_config(command: Parser) -> None:
         "--config",
         metavar="JSON",
         type=Path,
-        help="the model's config.json, for the numbers that rules name and how weights are quantized; the one next to "
-        "the checkpoint if left out",
+        help="the model's config.json, which has the numbers that rules name, and says how weights are quantized; the "
+        "one next to the checkpoint if left out",
     )
 
 

@@ -87,13 +87,13 @@ def _planned(source: Path, axis: str) -> str:
     except ImportError as error:
         raise ValueError(
             f"the plan of a model is in transformers, which cannot be imported with PyTorch ({error}): install both, "
-            "or save `model.tp_plan` as JSON where they are and give that"
+            "or save `model.tp_plan` as JSON where both are installed, and give that file"
         ) from None
     held = _tensors_of(source, said) if source.is_dir() and any(source.glob("*.safetensors*")) else None
     rules, unread, unused = transformers.tp_rules_of(said, axis, held)
     notes = ["What is not named is on every rank."]
     if unread:
-        notes.append(f"Transformers loads nothing of {_some(unread)}.")
+        notes.append(f"Transformers does not load {_some(unread)}.")
     if unused:
         notes.append(f"The plan names {_some(unused)}, which this model does not have.")
     return _written(rules, axis, f"the plan for {said['model_type']} of transformers {transformers.version}", notes)

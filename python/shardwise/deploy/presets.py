@@ -178,8 +178,8 @@ class _SGLang:
         refuse_stages(model, "sglang", pp)
         if pp > 1 and model.is_tied:
             raise LayoutError(
-                "the embedding and the output layer are tied, and the last of several stages has in SGLang an output "
-                "layer of its own, or none: give pp=1, or use shardwise.deploy.sglang, which says what is where"
+                "the embedding and the output layer are tied: of several stages, SGLang's last has its own output "
+                "layer, or none. Give pp=1, or use shardwise.deploy.sglang, which says what each device holds"
             )
         if tp % ep:
             raise LayoutError(f"ep is {ep}, which does not divide tp, {tp}")
