@@ -160,7 +160,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], config: Callable[..., str], 
 def test_what_is_not_known(capsys: pytest.CaptureFixture[str], config: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps({"layers.0.att_proj.weight": [64, 64]}))
     assert main(["state", str(tmp_path / "list.json")]) == 4
-    assert "unknown: what a rank needs cannot be told" in capsys.readouterr().out
+    assert "unknown: the bytes that a rank needs. The reasons:" in capsys.readouterr().out
     found = answer(capsys, str(tmp_path / "list.json"), status=4)
     assert found == {"known": False, "unknown": ["layers.*.att_proj.weight: its name is not known"]}
     (tmp_path / "rules.toml").write_text("[rules]\nup = ['tp', []]\n")

@@ -262,7 +262,7 @@ def test_equal_sizes_are_told_by_the_other_pairs_of_a_file() -> None:
     square, down, turned = (2 * INNER, 2 * INNER), (2 * INNER, INNER), (INNER, 2 * INNER)
     assert whys(half, pairs({"": square, outer: down})) == ["gate_up_proj", "down_proj"]
     for tensors in (pairs({"": square}), pairs({"": square, outer: turned})):
-        assert "nothing says whether PEFT has taken in for out" in whys(half, tensors)[0]
+        assert "nothing says whether PEFT has exchanged in and out" in whys(half, tensors)[0]
     assert "it is of 8 x 16" in whys(half, pairs({"": square, outer: turned}))[1]
     whole = CONFIG | {"hidden_size": INNER}
     assert whys(whole, pairs({"": (INNER, INNER), outer: (2 * INNER, INNER)})) == ["down_proj", "gate_up_proj"]
@@ -280,7 +280,7 @@ def test_pairs_of_equal_sizes_follow_their_experts_alone(ep: bool) -> None:
             assert isinstance(cut, sw.Partition)
             assert sorted(cut.holder_shape(1)) == sorted((E * R // 2, 2 * INNER))
         else:
-            assert "nothing says whether PEFT has taken in for out" in str(cut)
+            assert "nothing says whether PEFT has exchanged in and out" in str(cut)
 
 
 def test_an_expert_with_a_number_is_a_weight_of_its_own() -> None:

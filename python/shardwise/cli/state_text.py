@@ -38,7 +38,7 @@ def print_unknown(screen: Screen, options: argparse.Namespace, reasons: list[str
     if options.json:
         print(json.dumps({"known": False, "unknown": reasons}, indent=2))
     else:
-        screen.write(("unknown", "bold magenta"), ": what a rank needs cannot be told, because of")
+        screen.write(("unknown", "bold magenta"), ": the bytes that a rank needs. The reasons:")
         for reason in reasons[:_NAMED]:
             screen.write(f"  {reason}")
         if len(reasons) > _NAMED:

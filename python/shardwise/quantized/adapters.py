@@ -109,7 +109,7 @@ def _described(
     if one.steps and one.steps[0].rewrite.source.transpose:
         shape, rows, columns = (down[1], up[0]), 1, 0
     elif module in _EITHER and not one.steps:
-        why = f"nothing says whether {module} is of out x in or, as GPT-2's Conv1D, of in x out"
+        why = f"the shape of {module} is out x in or, for GPT-2's Conv1D, in x out; nothing says which"
     inner = tuple(map(Along, range(2, 2 + rest)))
     alongs: dict[str, tuple[Along, ...]] = {
         "A": (Along(None), Along(columns), *inner),

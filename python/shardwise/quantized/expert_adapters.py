@@ -87,7 +87,7 @@ def _logical(
         shape = (experts, columns, rows) if in_out else (experts, rows, columns)
         reasons: tuple[tuple[int, str], ...] = ()
         if is_joined and rows == columns and not is_square_known:  # Its experts can be cut all the same.
-            why = f"it is of {rows} x {columns}, and nothing says whether PEFT has taken in for out; {_WAY_ON}"
+            why = f"it is of {rows} x {columns}, so nothing says whether PEFT has exchanged in and out; {_WAY_ON}"
             reasons = (1, why), (2, why)
     except LayoutError as error:
         name, steps, shape, is_joined, in_out = weight, (), (0, 0, 0), False, False

@@ -150,7 +150,7 @@ class RuleBook:
                 layout; `shardwise.quantized.followers` gives those of quantized weights.
 
         Raises:
-            LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
+            LayoutError: if a name is repeated, a size is negative, or the uneven rule is unknown.
             SizeOverflowError: if a tensor has more than 2**63 - 1 elements or bytes.
             TypeError: if a name is not a string, or a shape or dtype is invalid.
 

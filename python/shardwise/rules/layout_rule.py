@@ -36,7 +36,7 @@ class LayoutRule:
         optional: whether the rule may apply to no name; a report warns of other rules that apply to none.
 
     Raises:
-        LayoutError: if there is no such uneven rule, or the axes are not a layout.
+        LayoutError: if the uneven rule is unknown, or the axes are not a layout.
         TypeError: if the layout is something else.
 
     >>> from shardwise import DeviceMesh, LayoutMap

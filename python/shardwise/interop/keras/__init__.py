@@ -21,8 +21,8 @@ With `keras` imported, `shardwise.layout_map_scope` reaches Keras models by itse
     model.d1.kernel.shards
 
 Paths are attribute names and indices. The layers of functional and sequential models, nested ones too, have no
-attribute: there it is `layer.name`. Where Keras keeps `_kernel` behind a property `kernel`, the path says `kernel`. A
-    variable that no attribute leads to has its Keras path, with dots for slashes.
+    attribute; their part of the path is `layer.name`. Where Keras keeps `_kernel` behind a property `kernel`, the path
+    says `kernel`. A variable that no attribute leads to has its Keras path, with dots for slashes.
 
 On the JAX backend, if the devices of the mesh exist, a value is a `jax.Array` with the `NamedSharding` of the layout;
 over 4 MiB it is computed sharded from the start (except for `Orthogonal`), below that it is computed whole and then

@@ -100,7 +100,7 @@ def partition_for(
     """Return the partition of a tensor by the layout of its own name; `None` if there is none.
 
     Raises:
-        LayoutError: if the layout does not fit the tensor; names it.
+        LayoutError: if the layout does not fit the tensor; the message names it.
     """
     partition = partition_of(layouts, name, shape, uneven)
     if partition is not None and not isinstance(partition, (Partition, SharedTiling)):

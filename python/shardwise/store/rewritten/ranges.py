@@ -146,9 +146,10 @@ def device_reads(
 
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
-        layouts: The cuts of its tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor that it does not
-            name is whole on every device. If the `config.json` next to the checkpoint states a quantization, all
-            components of a weight follow its rule. Elements of fewer than eight bits are cut in whole bytes.
+        layouts: The cuts of the checkpoint's tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor that
+            it does not name is whole on every device. If the `config.json` next to the checkpoint states a
+            quantization, all components of a weight follow its rule. Elements of fewer than eight bits are cut in whole
+            bytes.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: The rule by which a dim that does not divide is cut.

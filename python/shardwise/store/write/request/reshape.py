@@ -126,8 +126,8 @@ def reshard_checkpoint(
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;
             see `open_checkpoint`.
         source_layouts: If `src` is a folder of bare files, one for each rank, which do not say how tensors are cut: the
-            cuts of its tensors, by the names in it, over a mesh whose devices are the ranks. Tensors that several ranks
-            hold are compared.
+            cuts of the tensors in those files, by their names there, over a mesh whose devices are the ranks. Tensors
+            that several ranks hold are compared.
         config: The model's configuration, a file, its folder or its contents, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written next to the files of `"hf"`, `"ranks"`
             and `"vllm"`.
