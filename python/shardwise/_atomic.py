@@ -32,7 +32,7 @@ def read_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
 
     Raises:
         ParseError: if it is not a regular file, or has more: a pipe may block forever, and a device never end.
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
 
     >>> read_file(os.devnull)
     Traceback (most recent call last):

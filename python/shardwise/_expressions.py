@@ -117,7 +117,7 @@ def parse_expression(text: object) -> Expression:
 
     Raises:
         ParseError: if it is not an expression; the message says where.
-        TypeError: if it is not a string.
+        TypeError: if `text` is not a string.
 
     >>> parse_expression("2 * (heads + 2 * groups)").names
     ('heads', 'groups')

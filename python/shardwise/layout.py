@@ -152,7 +152,7 @@ class TensorLayout(Drawn):
         """Return this layout over a mesh: itself if that is its mesh already, else a new one; this one stays as it is.
 
         Raises:
-            LayoutError: if it has another mesh, or the mesh lacks an axis.
+            LayoutError: if the layout has another mesh, or `mesh` lacks an axis.
 
         >>> layout = TensorLayout(("data",))
         >>> layout.with_mesh(DeviceMesh((2,), ("data",))).num_shards, layout.device_mesh

@@ -264,9 +264,9 @@ class DeviceMesh(Drawn):
         """Split one axis into several: the inverse of `flatten`, with the arguments of PyTorch's `_unflatten`.
 
         Args:
-            axis: its name, or its position.
-            sizes: the sizes of the new axes, whose product is its size.
-            names: what they are called.
+            axis: the name of the axis, or its position.
+            sizes: the sizes of the new axes, whose product is the size of `axis`.
+            names: the names of the new axes.
 
         Raises:
             MeshError: if the sizes do not multiply to that of the axis, or the names and sizes do not make axes.

@@ -35,7 +35,7 @@ class Partition(Tiling):
     """The shards of a tensor, their bounds and their holders: the tiling that a layout makes of a shape.
 
     Args:
-        layout: a layout that has its mesh.
+        layout: a layout with a mesh.
         uneven: how a dim that does not divide is cut; see `TensorLayout.partition`, which makes partitions.
 
     Raises:
@@ -339,7 +339,7 @@ class Partition(Tiling):
 
         Raises:
             LayoutError: if the array is not of the partition's shape.
-            TypeError: if it is not a numpy array.
+            TypeError: if `array` is not a numpy array.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout

@@ -100,7 +100,7 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
         argument: its name, for errors.
 
     Raises:
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
 
     >>> from shardwise import DeviceMesh
     >>> rows = TensorLayout(("tp", None), DeviceMesh((2,), ("tp",)))
@@ -125,7 +125,7 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
     Args:
         layouts: the map, the deployment or the mapping that is asked.
         path: the tensor's name.
-        shape: its elements along each dim.
+        shape: the tensor's elements along each dim.
         uneven: how a dim that does not divide is cut, unless the layouts say so.
 
     Raises:

@@ -164,7 +164,7 @@ class Tiling(Drawn):
         Args:
             shape: the tensor's shape.
             ranges: for each holder the range (start, stop) of elements in C order: a mapping by label, or a sequence.
-                Its array has one dim, of that length. Each range becomes at most 2 · rank - 1 boxes.
+                The holder's array has one dim, of that length. Each range becomes at most 2 · rank - 1 boxes.
             replicas: whether holders of the identical range are replicas; otherwise that is an overlap.
 
         Raises:
@@ -249,7 +249,8 @@ class Tiling(Drawn):
         """Check that the holders hold every element of the tensor, and none twice, except as replicas.
 
         Raises:
-            LayoutError: if they do not; the message names a box that two of them hold, or that none holds.
+            LayoutError: if an element is in no box, or in two that are not replicas; the message names a box that two
+                holders hold, or that none holds.
 
         A partition and a grid are right by construction. The time is nearly linear in the number of boxes.
 

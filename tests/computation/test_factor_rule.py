@@ -200,7 +200,7 @@ def test_sizes_come_from_shapes() -> None:
         ),
         ("transpose", [(6, 2)], [(2, 6)], {"permutation": [0, 0]}, "`permutation` is .0, 0."),
         ("sort", [(6,)], [(6,)], {"dimension": 1}, "`dimension` is not one of the 1 dims"),
-        ("reduce", [(2,), ()], [()], {"dimensions": [1], "body": "add"}, "`dimensions` is .1.; it lists dims"),
+        ("reduce", [(2,), ()], [()], {"dimensions": [1], "body": "add"}, "`dimensions` is .1.; it must list dims"),
         (
             "scatter",
             [(8,), (4, 1), (4,)],

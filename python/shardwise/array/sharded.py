@@ -120,7 +120,7 @@ class ShardedArray(Drawn, ShardSource):
         """The partition of the array, if its tiling is one.
 
         Raises:
-            LayoutError: if it is another tiling: there is no layout then.
+            LayoutError: if the tiling is of another kind, which has no layout.
         """
         if not isinstance(self._tiling, Partition):
             raise LayoutError(f"the array is cut by {self._tiling.kind_text()}, not by a layout; see its tiling")
@@ -273,8 +273,8 @@ class ShardedArray(Drawn, ShardSource):
         """Change the layout, moving no more than `plan_reshard` says must move.
 
         Args:
-            layout: a layout that has its mesh, which may be a new one; or any tiling of the same shape. Devices and
-                other holders are matched by label.
+            layout: a layout with a mesh, which may be a new one; or any tiling of the same shape. Devices and other
+                holders are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
             check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
                 the new shards may mix several replicas.
@@ -360,7 +360,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     Args:
         tensor: a numpy array, or anything with `__array__` or DLPack in the memory of the CPU; or a `ShardedArray`,
             which then changes its layout.
-        layout: a layout that has its mesh.
+        layout: a layout with a mesh.
         uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
 
     Returns:

@@ -83,7 +83,7 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
     Args:
         sharded: an array that is cut by a layout.
         axes: an axis, or several that cut one dim, as its minor ones.
-        dim: the dim that they are to cut, as its minor axes and in the order given.
+        dim: the dim that the axes are to cut, as its minor axes and in the order given.
 
     Raises:
         LayoutError: if the axes are not the minor axes of a dim, or that dim is `dim` already; if either is packed.

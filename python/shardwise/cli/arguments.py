@@ -199,7 +199,7 @@ def _add_run(commands: "argparse._SubParsersAction[Parser]") -> None:
         ),
     )
     run.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
-    run.add_argument("--part", metavar="I/N", help="which part of how many, counted from 1: 3/16; all if left out")
+    run.add_argument("--part", metavar="I/N", help="part I of N, counted from 1, such as 3/16; all parts if left out")
     add_no_sync(run)
     add_work(run)
 

@@ -138,7 +138,7 @@ class Computation:
         """Return the computation of a mapping with `inputs`, `ops`, `outputs` and perhaps `names`, as for the class.
 
         Raises:
-            ParseError: if it is not such a mapping.
+            ParseError: if `document` is not such a mapping.
             LayoutError: as for the class.
         """
         if not isinstance(document, Mapping) or not {"inputs", "ops", "outputs"} <= set(document):
@@ -151,7 +151,7 @@ class Computation:
 
         Raises:
             OSError: if the file cannot be read.
-            ParseError: if it is not a regular file, not JSON, longer than 100,000,000 bytes, or not a computation.
+            ParseError: if `path` is not a regular file, not JSON, longer than 100,000,000 bytes, or not a computation.
         """
         file = path_of(path)
         if not file.is_file() and file.exists() and not file.is_dir():

@@ -34,7 +34,7 @@ class Einsum:
         Raises:
             LayoutError: if the text is not of this form, has three operands, a letter twice in one tensor, or one in
                 the result only.
-            TypeError: if it is not a string.
+            TypeError: if `text` is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a string such as 'bsd,df->bsf', got {shown(text)}")

@@ -38,7 +38,7 @@ def computation_from_jax(
 
     Args:
         function: a function that `jax.jit` can trace.
-        shapes: its arguments: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
+        shapes: the arguments of the function: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
         rules: the factor rules of primitives that are not known here, by the primitives' names.
         unknown: `"whole"` to take all other primitives as ops that need their operands whole, with a warning.
 

@@ -159,7 +159,7 @@ class Deployment(RuleBook, Drawn):
 
     @property
     def default(self) -> DeploymentRule | None:
-        """The rule for tensors that no rule matches."""
+        """The default: the rule for tensors that no other rule matches."""
         default: DeploymentRule | None = self._default
         return default
 
@@ -234,7 +234,7 @@ class Deployment(RuleBook, Drawn):
 
         Args:
             path: its name.
-            shape: its elements along each dim.
+            shape: the tensor's elements along each dim.
             uneven: how dims that do not divide are cut, unless the rule says so.
 
         Raises:
@@ -421,7 +421,7 @@ class Deployment(RuleBook, Drawn):
 
         Args:
             tensors: the shape and dtype of each tensor, in the order of the model.
-            optimizer: its name, or dtypes by hand; without one nothing is trained.
+            optimizer: the optimizer's name, or dtypes by hand; without one nothing is trained.
             sharding: the way in which data-parallel ranks share the state.
             given: the further arguments of `shardwise.state.training_state`.
 

@@ -59,7 +59,7 @@ class ExpertMap:
         """Return the experts of each rank: the same number of consecutive ones, as Megatron-Core does.
 
         Raises:
-            LayoutError: if they do not divide.
+            LayoutError: if `ep` does not divide the experts.
 
         >>> ExpertMap.even(4, ep=2).slots
         ((0, 1), (2, 3))
@@ -158,7 +158,7 @@ class ExpertMap:
 def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, nodes: int = 1) -> tuple[ExpertMap, ...]:
     """Return the maps `after` with the ranks' sets and slots permuted, so that the fewest experts move.
 
-    A balancer says which experts are together, and numbers the sets as they come; which rank has which set does not
+    A balancer says which experts are together, and numbers the sets in any order; which rank has which set does not
     matter to the load. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
     that a rank keeps stay in their slots.
 

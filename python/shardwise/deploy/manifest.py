@@ -43,10 +43,10 @@ class ManifestTensor:
     """One tensor of a manifest.
 
     Attributes:
-        dtype: The name of its dtype.
-        layout: How it is cut, over the devices that hold it; or who holds which boxes, if no layout says that.
+        dtype: The name of the tensor's dtype.
+        layout: How the tensor is cut, over the devices that hold it; or who holds which boxes, if no layout says that.
         uneven: The rule by which dims that do not divide are cut by a layout.
-        digest: A digest of its elements, in whatever way the two sides agree on, or `None`.
+        digest: A digest of the tensor's elements, in whatever way the two sides agree on, or `None`.
     """
 
     shape: tuple[int, ...]
@@ -147,8 +147,8 @@ class Manifest(Mapping[str, Tiling]):
         """Read the JSON that `save` has written.
 
         Raises:
-            ParseError: if it is not a manifest.
-            OSError: if it cannot be read.
+            ParseError: if the contents are not a manifest.
+            OSError: if the file cannot be read.
         """
         return cls.from_dict(read_json_file(path), repr(os.fspath(path)))
 
@@ -158,10 +158,10 @@ class Manifest(Mapping[str, Tiling]):
 
         Args:
             value: the manifest.
-            source: its name in messages.
+            source: the manifest's name in messages.
 
         Raises:
-            ParseError: if it is not a manifest.
+            ParseError: if the contents are not a manifest.
 
         >>> from shardwise import DeviceMesh
         >>> from shardwise.deploy import Deployment
@@ -219,8 +219,8 @@ class Manifest(Mapping[str, Tiling]):
             source: the path of the file, or its parsed contents.
 
         Raises:
-            ParseError: if it is not such a placement, or its fragments do not make up its tensors.
-            OSError: if it cannot be read.
+            ParseError: if the source is not such a placement, or the fragments do not make up the tensors.
+            OSError: if the file cannot be read.
 
         Holders are Mooncake's participants. The names of a tensor's aliases are not read: they are tensors of their own
         in the placement.

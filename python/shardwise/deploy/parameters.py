@@ -31,7 +31,7 @@ class FusedParameter:
 
     Args:
         name: a template of the parameter's name, such as `"layers.{i}.qkv_proj.weight"`.
-        parts: templates of its tensors' names, in order along dim 0.
+        parts: templates of the names of the tensors in it, in order along dim 0.
         stack: a field of the parts that is not in the name: the tensors of all its numbers on a device are stacked in a
             new first dim.
         slots: the order in which they are stacked, as an entry of a list of lists of the deployment's numbers, such as
@@ -94,7 +94,7 @@ class ParameterPiece:
     Attributes:
         tensor: The name of the tensor.
         box: The box in the tensor.
-        start: The position in the parameter at which it begins, one number per dim of the parameter.
+        start: The position in the parameter at which the box begins, one number per dim of the parameter.
     """
 
     tensor: str
@@ -107,7 +107,7 @@ class LocalParameter:
     """One parameter of a device; what no piece covers is padding.
 
     Attributes:
-        shape: Its shape on the device.
+        shape: The parameter's shape on the device.
         pieces: The pieces that it is made of, in order.
         slabs: Where it has the device's own array of each tensor: the tensor, the place in a stack or `None`, and the
             first row and the end of its rows.
@@ -129,7 +129,7 @@ class LocalParameter:
             array: the parameter's memory: a numpy array, a tensor of PyTorch, anything that slices as these do.
 
         Raises:
-            LayoutError: if it is of another shape.
+            LayoutError: if `array` is of another shape than the parameter.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh

@@ -264,8 +264,8 @@ class Positions:
 
         Args:
             device: the device's label.
-            parameter: the name of its parameter.
-            at: flat positions in it, in any order.
+            parameter: the name of the parameter.
+            at: flat positions in the parameter, in any order.
 
         Returns:
             For each tensor in the parameter that has some of them: its name, which of the positions, and the offset of
@@ -349,7 +349,7 @@ class Positions:
         """Return the partition of a tensor, or the tiling that it has instead; `None` if each device has all of it.
 
         Raises:
-            LayoutError: if it has no layout.
+            LayoutError: if the tensor has no layout.
         """
         if name not in self._partitions:
             found = partition_of(self._placing, name, self._shapes[name], self._uneven)

@@ -33,7 +33,7 @@ class Preset(NamedTuple):
     Attributes:
         layouts: Who holds what, by the names after the rewrites.
         rewrites: From Hugging Face's names to these; false if there are none.
-        form: The form of files that its loader reads; `None` if it has none of its own.
+        form: The form of the files that the engine's loader reads; `None` if the engine has no form of its own.
         source: The origin of the layouts: the name of a rules file of the package, or the preset itself.
     """
 

@@ -97,7 +97,7 @@ def record(
     Raises:
         LayoutError: if the loader computes values, unless these are left to it; if two runs of it differ. The message
             names the parameters.
-        TypeError: if it gives something other than parameters, or a dtype has no whole numbers from 0 on.
+        TypeError: if the model gives something other than parameters, or a dtype has no whole numbers from 0 on.
 
     Nothing but whole elements is compared: the pieces are exact and complete. The loader runs once for each digit of
     the number of elements, in a base that the dtypes hold (256 for bfloat16, 2**24 for float32), and three more times.

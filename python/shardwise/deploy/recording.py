@@ -27,7 +27,7 @@ class RecordedPiece(NamedTuple):
         box: Start, stop and step per dim: with a step of 2 every second element.
         start: The flat position of the first element in the parameter.
         strides: For each dim of the tensor the distance in the parameter from one element to the next.
-        times: The number of copies of it.
+        times: The number of copies of the box.
         apart: The distance from one copy to the next.
     """
 
@@ -60,7 +60,7 @@ class RecordedParameter:
     """One parameter of a process, as its loader filled it.
 
     Attributes:
-        dtype: The name of its dtype.
+        dtype: The name of the tensor's dtype.
         pieces: The pieces that it is made of, in the order of their first elements.
         padding: The number of elements that belong to no tensor: they stay the same when the tensors change.
         values: The first few of their values, in ascending order; padding of zeros has 0.0 only.

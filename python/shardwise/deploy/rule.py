@@ -74,9 +74,9 @@ class DeploymentRule:
     Args:
         layout: a `TensorLayout` without a mesh, or the tuple or list of its axes.
         mesh: the name of the mesh; it may be left out where a deployment has one mesh.
-        at: for some of its axes, the coordinate of the tensor, or a list of coordinates that all hold it. A coordinate
-            is a whole number or an expression, which may use the fields of the name, the numbers and lists of the
-            deployment, and the sizes of the mesh's axes by their names.
+        at: for some axes of that mesh, the coordinate of the tensor, or a list of coordinates that all hold it. A
+            coordinate is a whole number or an expression, which may use the fields of the name, the numbers and lists
+            of the deployment, and the sizes of the mesh's axes by their names.
         uneven: how a dim that does not divide is cut; see `LayoutRule`.
         shared: whether a cut may fall within a block of a quantized weight; see `LayoutRule`.
         optional: whether the rule may apply to no name; see `LayoutRule`.
@@ -196,7 +196,7 @@ def deployment_rule(what: str, value: Any) -> DeploymentRule:
 
     Raises:
         LayoutError: if the axes are not a layout.
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
     """
     if isinstance(value, DeploymentRule):
         return value

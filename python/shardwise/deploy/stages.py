@@ -23,10 +23,10 @@ class Chunk:
     """The layers of one chunk of a stage; a stage that is not interleaved has one chunk.
 
     Attributes:
-        layers: The numbers of its layers.
-        embedding: Whether it holds the embedding of the input.
-        loss: Whether it holds the last norm and the output layer.
-        mtp: The numbers of its layers for multi-token prediction.
+        layers: The numbers of the chunk's layers.
+        embedding: Whether the chunk holds the embedding of the input.
+        loss: Whether the chunk holds the last norm and the output layer.
+        mtp: The numbers of the chunk's layers for multi-token prediction.
     """
 
     layers: tuple[int, ...]
@@ -115,7 +115,7 @@ class Stages:
                 SGLang, or the `"middle"`, as in vLLM: those just before the last one.
 
         Raises:
-            LayoutError: if it is another word, or a number is out of range.
+            LayoutError: if `extra` is another word, or a number is out of range.
 
         >>> [Stages.split(7, 3, extra).text for extra in ("first", "last", "middle")]
         ['Ettt|tt|ttL', 'Ett|tt|tttL', 'Ett|ttt|ttL']

@@ -234,7 +234,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
     """Check that `layout` is the layout of `tensor`.
 
     Raises:
-        LayoutError: if it is not; the message names both.
+        LayoutError: if the tensor has another layout; the message names both.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")

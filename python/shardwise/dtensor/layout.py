@@ -401,8 +401,8 @@ class Layout:
         """Return the shape that every device holds of a tensor of `global_shape`; -1 or `None` is an unknown size.
 
         Raises:
-            LayoutError: if its shards do not divide a size, the shape's rank is not the layout's, a size is below -1,
-                or `MATCH` leaves the layout open.
+            LayoutError: if the layout's shards do not divide a size, the shape's rank is not the layout's, a size is
+                below -1, or `MATCH` leaves the layout open.
 
         >>> layout = Layout(["x"], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))
         >>> layout.local_shape_from_global_shape((6,))

@@ -45,7 +45,7 @@ class Mesh:
         global_device_ids: An array of the mesh's shape with the ids of all devices, which go up by one in row-major
             order, usually from 0.
         local_device_ids: The ids of the devices that this client holds.
-        local_devices: Their names, as strings or as anything with `to_string()`, all of one type.
+        local_devices: The names of those devices, as strings or as anything with `to_string()`, all of one type.
         mesh_name: A name of the mesh's own, under the same rules as those of the axes; may be empty.
         global_devices: The names of all devices, in row-major order, when they are known; needed when none is local.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
@@ -163,7 +163,7 @@ class Mesh:
     def to_device_mesh(self) -> DeviceMesh:
         """Return the mesh of the same axes in the main dialect.
 
-        Its devices are labelled with the names of all devices when they are known and differ. Otherwise, when this
+        The names of all devices, where these are known and differ, are the labels of the new mesh. Otherwise, when this
         client knows only its own, or they are all one host CPU, the labels are `/device:TYPE:id`.
 
         Raises:

@@ -39,7 +39,7 @@ def create_mesh(
         devices: Device names such as `"CPU:0"`; missing parts are filled in as `/job:localhost/replica:0/task:0`, with
             `DTENSOR_JOB_NAME` for the job. By default the number that `mesh_dims` asks for, from 0 on; if it states
             none, one for each core of this host.
-        device_type: Their type, `"CPU"` by default.
+        device_type: The type of the devices, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 
     Raises:
@@ -83,11 +83,11 @@ def create_distributed_mesh(
         mesh_name: The mesh's own name.
         local_devices: The names of the devices of this client, such as `"CPU:0"`. Missing parts are filled in: the job,
             and the client's number as the task. By default its part of the mesh, from 0 on.
-        device_type: Their type, `"CPU"` by default.
+        device_type: The type of the devices, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
         client_id: Which client this is, from 0; by default `DTENSOR_CLIENT_ID`.
         num_clients: How many there are; by default the number of entries of `DTENSOR_JOBS`.
-        job_name: The job of all of them; by default `DTENSOR_JOB_NAME`, else `localhost` for one and `worker` for many.
+        job_name: The job of all clients; by default `DTENSOR_JOB_NAME`, else `localhost` for one and `worker` for many.
 
     Raises:
         MeshError: if the number of devices is not the product of the sizes, `client_id` is out of range, devices are

@@ -93,7 +93,7 @@ class MemoryManifest:
 
         Args:
             part: what the holder sends, receives and copies: `ModelPlan.descriptors`.
-            src: the arrays that it has, by tensor: arrays of numpy or tensors of PyTorch, in C order, or a
+            src: the arrays that the holder has, by tensor: arrays of numpy or tensors of PyTorch, in C order, or a
                 `MemoryRange`.
             out: the arrays to write into, by tensor, which share no memory with those of `src`, nor with one another.
             version: the version of the weights that are sent, the same on both sides.
@@ -103,8 +103,8 @@ class MemoryManifest:
 
         Raises:
             LayoutError: if an array is missing, too small, not in C order, of another dtype than the plan has, or is in
-                no block; if one to write into shares memory with another.
-            TypeError: if one is not an array.
+                no block; if an array to write into shares memory with another.
+            TypeError: if one of `src` or `out` is not an array.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_model
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -177,7 +177,7 @@ class MemoryManifest:
         """Read what `to_dict` gives.
 
         Raises:
-            ParseError: if it is not a manifest, or its digest does not fit.
+            ParseError: if `value` is not a manifest, or its digest does not fit.
         """
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise ParseError("this is not a manifest of memory")
@@ -215,7 +215,7 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
             `other` itself says is compared.
 
     Raises:
-        LayoutError: if they do not agree; the message has the digests of both sides.
+        LayoutError: if the two sides do not agree; the message has the digests of both.
 
     `address_rows` calls it, so no row is made for two sides that disagree. Before each further version both sides send
     their digest, and call this function with `own.of_version(version)`, `other.of_version(version)` and the digest that

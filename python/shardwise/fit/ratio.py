@@ -41,8 +41,9 @@ class UnitShares(NamedTuple):
         what: The unit in words: `"groups of 4 heads and a key-value head"`, `"blocks of 32 of 11008"`.
         units: The number of units.
         shares: The units of each device.
-        verdict: `"fits"` if they are in the ratio, `"rounded"` if they are rounded to whole units, `"refused"` if not.
-        why: Why they are rounded or refused.
+        verdict: `"fits"` if the shares are in the ratio, `"rounded"` if they are rounded to whole units, `"refused"` if
+            not.
+        why: The reason why the shares are rounded or refused.
         names: The names of the tensors, with `*` for numbers.
     """
 

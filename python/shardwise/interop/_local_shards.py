@@ -35,10 +35,10 @@ class LocalShards(_Columns):
 
     Attributes:
         shapes: The shape of each rank's local tensor: int64 (ranks, dims).
-        offsets: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's
-            size: int64 (ranks, dims).
-        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards may not be boxes; an empty shard
-            is one.
+        offsets: Where the local tensor begins in the global tensor; for an empty shard, along the dim that empties it,
+            the dim's size: int64 (ranks, dims).
+        is_box: Whether the local tensor is a box of the global tensor: bool (ranks,). Strided shards may not be boxes;
+            an empty shard is one.
     """
 
     __slots__ = ()
@@ -73,7 +73,7 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
 
     Args:
         placements: one per axis of the mesh, ours or PyTorch's.
-        mesh: its axes in the order of the placements.
+        mesh: the mesh, with its axes in the order of the placements.
         shape: the global shape; dims that do not divide are cut as `torch.chunk` does.
 
     Returns:

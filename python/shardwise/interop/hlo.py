@@ -62,7 +62,7 @@ class Iota:
 
     @property
     def devices(self) -> npt.NDArray[np.int64]:
-        """The device numbers, flat.
+        """The numbers of the devices as a flat array.
 
         >>> Iota((2, 3), (1, 0)).devices.tolist()
         [0, 3, 1, 4, 2, 5]
@@ -209,7 +209,7 @@ def to_hlo(layout: TensorLayout, *, iota: bool = True, named: bool = False) -> s
     """Write a layout as an XLA sharding.
 
     Args:
-        layout: a layout that has its mesh.
+        layout: a layout with a mesh.
         iota: whether to write the devices as JAX and XLA do now, `<=[2,4]T(1,0)`, or to list them, as older versions
             did.
         named: whether to write a named sharding, which has the axes of the mesh and no tiles.

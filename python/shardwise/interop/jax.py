@@ -51,7 +51,7 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Return the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
-        LayoutError: if it names sub-axes that do not make up a whole axis in order, because JAX has none
+        LayoutError: if the layout names sub-axes that do not make up a whole axis in order, because JAX has none
             (`layout.refined()` has none either); if a packed dim gives a device several segments.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
@@ -216,7 +216,7 @@ def from_named_sharding(sharding: Sharding, rank: int) -> TensorLayout:
     """Read a `NamedSharding` as a layout of a tensor of `rank` dims.
 
     Raises:
-        LayoutError: if it is another kind of sharding, or has its own order of devices; see also `from_partition_spec`.
+        LayoutError: if `sharding` is of another kind, or has its own order of devices; see also `from_partition_spec`.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> from_named_sharding(NamedSharding(AbstractMesh((2,), ("x",)), P("x")), rank=2)

@@ -36,7 +36,7 @@ def request(checkpoint: str, rules: str | None = None) -> list[tuple[str, Any]]:
     """Return a request for `load` to read a checkpoint: the `named_tensors` of `update_weights_from_tensor`.
 
     Args:
-        checkpoint: its path or URL, which all ranks see.
+        checkpoint: the checkpoint's path or URL, which all ranks see.
         rules: the rules of the engine's parameters, where the type of the model does not say which.
     """
     import torch
@@ -49,7 +49,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
     """Fill the parameters of a model from the checkpoint that a `request` names.
 
     Raises:
-        LayoutError: if it is not a request; if a parameter would not be filled exactly.
+        LayoutError: if `named_tensors` are not a request; if a parameter would not be filled exactly.
     """
     from sglang.srt.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 

@@ -30,7 +30,7 @@ def to_shardy(layout: TensorLayout, mesh_name: str | None = "mesh") -> str:
     """Write a layout as a Shardy sharding.
 
     Args:
-        layout: a layout that has its mesh.
+        layout: a layout with a mesh.
         mesh_name: the symbol of the mesh; `None` writes the mesh in its place, as JAX does. See `mesh_to_shardy`.
 
     Raises:
@@ -118,7 +118,7 @@ def mesh_to_shardy(mesh: DeviceMesh, devices: Sequence[Hashable] | None = None) 
     """Write a mesh as Shardy does.
 
     Args:
-        mesh: its axes and its devices are written.
+        mesh: the mesh, whose axes and devices are written.
         devices: the label of each device number; by default `"cpu:0"`, `"cpu:1"`, …
 
     Raises:
@@ -145,7 +145,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
 
     Raises:
         ParseError: if the text is not a mesh.
-        MeshError: if it has no axes (a single device), or devices that do not fit.
+        MeshError: if the mesh has no axes (a single device), or `devices` do not fit it.
 
     >>> mesh_from_shardy('#sdy.mesh<["x"=2], device_ids=[1, 0]>')
     DeviceMesh((2,), ('x',), devices=['cpu:1', 'cpu:0'])

@@ -32,7 +32,7 @@ class SpmdTypes(NamedTuple):
     """A layout as `spmd_types` has it: `str()` is the text of its `SpmdType`.
 
     Attributes:
-        local_type: For each mesh axis its type, as text.
+        local_type: The type of each mesh axis, as text.
         partition_spec: The axes of each dim, major first, if several cut one; else `None`.
     """
 
@@ -85,7 +85,7 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
     Raises:
         LayoutError: if an axis of more than one rank has no type, or `V` without a dim; if several axes cut a dim and
             no spec has their order; if an axis is not one of the mesh.
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
 
     >>> mesh = DeviceMesh((2, 4), ("data", "model"))
     >>> from_spmd_types({"data": "P", "model": "S(-1)"}, mesh, rank=2)

@@ -30,7 +30,7 @@ def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
     Raises:
         LayoutError: if TensorFlow cannot express it: a dim cut by several axes, unreduced axes, or no mesh.
         MeshError: if a device label is not a device name.
-        TypeError: if it is neither of the two.
+        TypeError: if the value is neither a mesh nor a layout.
 
     >>> mesh = DeviceMesh((2,), ("x",))
     >>> to_tensorflow(TensorLayout(("x", None), mesh)).sharding_specs
@@ -55,9 +55,9 @@ def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
     """Return the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
 
     Raises:
-        LayoutError: if it is a parted layout of TensorFlow's, or states no cuts: `MATCH`, or a single device.
-        MeshError: if it has no axes.
-        TypeError: if it is neither of the two.
+        LayoutError: if the layout is a parted one of TensorFlow's, or states no cuts: `MATCH`, or a single device.
+        MeshError: if the mesh has no axes.
+        TypeError: if the value is neither a mesh nor a layout.
 
     >>> from_tensorflow(to_tensorflow(TensorLayout((None, "x"), DeviceMesh((2,), ("x",))))).axes
     (None, 'x')

@@ -87,7 +87,7 @@ def mesh_from_torch(mesh: Any) -> DeviceMesh:
     """Return the mesh of a `torch.distributed.DeviceMesh`, whose devices are then labelled `"cuda:5"`: type and rank.
 
     Raises:
-        MeshError: if its dims have no names.
+        MeshError: if the mesh's dims have no names.
     """
     if not hasattr(mesh, "mesh_dim_names"):
         raise TypeError(f"mesh must be a DeviceMesh of PyTorch, got {type(mesh).__name__}")

@@ -24,7 +24,7 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
     """Write a layout in other dialects.
 
     Args:
-        layout: a layout that has its mesh.
+        layout: a layout with a mesh.
         to: the name of a dialect, or several; by default all of `DIALECTS`.
 
     Returns:

@@ -52,7 +52,7 @@ def parse(text: str, **sizes: int) -> PackedDim:
 
     Raises:
         ParseError: if the text does not follow the notation; the message says where.
-        LayoutError: if it is not a valid packed dim: two cut factors, two of unknown size, or a size that is
+        LayoutError: if the text is not a valid packed dim: two cut factors, two of unknown size, or a size that is
             given and not used.
 
     >>> parse("(q@tp d) + (g@tp d) + (g@tp d)", q=64, g=8, d=128).size

@@ -248,8 +248,8 @@ def part(
         factors: the sizes of the factors, major first. One of them may be `None`: its size follows from the size of the
             dim, and is one number for all parts.
         cut: the number of the factor that is cut, from 0; `None` if every device is to hold the whole part.
-        axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
-        uneven: how it is cut if it does not divide; `None` is the rule of the partition.
+        axes: the axes and sub-axes that cut the part, major first: `"tp"`, `("dp", "tp:(1)8")`.
+        uneven: how the part is cut if it does not divide; `None` is the rule of the partition.
         ratio: a multiple of the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
@@ -359,7 +359,7 @@ def concat(*parts: Part) -> PackedDim:
 
     Raises:
         LayoutError: if there are none, or more than 65,536.
-        TypeError: if one is not a part.
+        TypeError: if an argument is not a part.
 
     >>> half = part(14336, axes="tp")
     >>> concat(half, half).size

@@ -38,7 +38,7 @@ def qkv(
         v_head_dim: the rows of a value head, if different.
 
     Raises:
-        LayoutError: if the heads are not a multiple of the key-value heads, or there is no such order.
+        LayoutError: if the heads are not a multiple of the key-value heads, or the order is unknown.
 
     Both name their tensors `q`, `k` and `v`, so that `plan_refit` can go from one order to the other. Interleaved heads
     are cut in whole groups; where there are fewer groups than devices, in equal shares of a group, as Megatron-Core
@@ -71,12 +71,12 @@ def gate_up(axes: str | Sequence[str], size: int | None = None, *, order: Order 
 
     Args:
         axes: the axes that cut each of the two, major first.
-        size: the rows of one of them; half of the dim if it is not given.
+        size: the rows of the gate, as many as those of the up projection; half of the dim if not given.
         order: `"blocked"`, the gate, then the up projection (vLLM, Megatron's SwiGLU, Hugging Face); or
             `"interleaved"`, row by row in turn (gpt-oss).
 
     Raises:
-        LayoutError: if there is no such order.
+        LayoutError: if the order is unknown.
 
     >>> print(gate_up("tp"))
     gate:(n@tp) + up:(n@tp)
@@ -121,7 +121,7 @@ def padded_vocab(
 
     Args:
         size: the number of words; the whole dim if it is `None`.
-        axes: the axes that cut it, major first.
+        axes: the axes that cut the vocabulary, major first.
         multiple: the padded size is a multiple of this: 64 in vLLM, 128 per shard in Megatron.
         per_shard: whether every shard must be a multiple, as in Megatron.
 

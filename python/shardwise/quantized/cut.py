@@ -55,7 +55,7 @@ def component_layouts(
 
     Args:
         tensor: the logical tensor.
-        layout: how it is cut; it has a mesh.
+        layout: how the logical tensor is cut; the layout has a mesh.
         uneven: the rule for dims that do not divide. The returned layouts contain it, whatever rule they are later used
             with.
         shared: whether a cut may fall within a block that has one scale. The devices on both sides hold the scale

@@ -30,7 +30,7 @@ class State(NamedTuple):
         shape: The shape of the weight.
         along: What each of its dims stands for; `None` if nothing says it.
         own: Its own shape.
-        dtype: The name of its dtype.
+        dtype: The name of the tensor's dtype.
     """
 
     name: str

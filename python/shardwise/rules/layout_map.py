@@ -42,17 +42,17 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
             not warn that no rule uses them.
         ordered: whether the first rule that matches a path applies, whatever others match, as in the lists of projects
-            on JAX. Its layout is for the leading dims then; further dims are not cut, and tensors without dims are
-            whole. See `from_partition_rules`.
+            on JAX. The rule's layout is then for the leading dims; further dims are not cut, and tensors without dims
+            are whole. See `from_partition_rules`.
 
     Raises:
         LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
 
     `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: the key that
-    `re.search` finds in the path. If none does it is `None`, as in Keras; there is no `KeyError`, and the default is
-    not used, because it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If several do, it is
-    a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration, `del`,
-    `pop` and `setdefault` do not match rules.
+    `re.search` finds in the path. If none does, the result is `None`, as in Keras; there is no `KeyError`, and the
+    default is not used, because it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If
+    several do, it is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`,
+    iteration, `del`, `pop` and `setdefault` do not match rules.
 
     A rule means what it means to Python's `re`. All rules are searched for together, in time linear in the length of
     the path and at worst in the size of the rules, in which a repetition such as `{2,1000}` counts as often as it says;
@@ -107,7 +107,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
     @property
     def default(self) -> LayoutRule | None:
-        """The rule for tensors that no rule matches; its layout is that of their leading dims.
+        """The default: the rule for tensors that no other rule matches; its layout is that of their leading dims.
 
         >>> LayoutMap(default="replicated").default
         LayoutRule(layout=TensorLayout(()), uneven=None)
@@ -190,7 +190,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
         Args:
             path: its name.
-            shape: its elements along each dim.
+            shape: the tensor's elements along each dim.
             uneven: how dims that do not divide are cut, unless the rule says so.
 
         Raises:
@@ -336,8 +336,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             mesh: The mesh of the map.
             backtracking: Whether to accept expressions that only a backtracking search can find, such as look-around.
 
-        The first expression that is found in a path counts. Its spec is for the leading dims; further dims are not cut,
-        and tensors without dims are whole. A report names rules that never win.
+        The first expression that is found in a path counts. The spec of that expression is for the leading dims;
+        further dims are not cut, and tensors without dims are whole. A report names rules that never win.
 
         Raises:
             LayoutError: if an expression is there twice, or a spec is not a layout.

@@ -103,7 +103,7 @@ def rule_of(value: Any) -> LayoutRule:
 
     Raises:
         LayoutError: if the axes are not a layout.
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
     """
     if isinstance(value, LayoutRule):
         return value

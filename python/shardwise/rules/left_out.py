@@ -25,7 +25,7 @@ _SHOWN = 4
 class LeftOut:
     """Things of one kind that do not arrive, or that arrive differently from what the rules seem to say.
 
-    Its text is the sentence that says so.
+    A `LeftOut` as text is the sentence that says so.
 
     Attributes:
         kind: `"dropped"`: a rules file drops them. `"asked"`: `only`, `drop` or `which` of the call leaves them out, so
@@ -35,9 +35,9 @@ class LeftOut:
             state, but others have one. `"beside"`: these files next to a checkpoint are not read. `"cast"`: rules for
             models cut these weights in floats of 8 bits or less, and nothing says that they were only cast.
             `"rounded"`: the master copies are written or compared in place of these weights.
-        names: Their names: of tensors, values, axes or files.
+        names: The names of those tensors, values, axes or files.
         text: The sentence.
-        nbytes: Their bytes; `None` if they are not known.
+        nbytes: The bytes of those things; `None` if they are not known.
     """
 
     kind: LossKind

@@ -298,8 +298,8 @@ def read_config(config: Config) -> Mapping[str, Any]:
     """Return the contents of a model's configuration.
 
     Raises:
-        OSError: if it cannot be read.
-        ParseError: if it is not an object of JSON.
+        OSError: if the file cannot be read.
+        ParseError: if the contents are not an object of JSON.
     """
     if isinstance(config, Mapping):
         return config
@@ -310,7 +310,7 @@ def parsed_config(data: bytes, place: object) -> Mapping[str, Any]:
     """Return the contents of a model's configuration from its bytes; `place` is for messages.
 
     Raises:
-        ParseError: if it is not an object of JSON.
+        ParseError: if the contents are not an object of JSON.
     """
     # Models with state spaces have a limit that is infinite.
     found = strict_json(data, place, constants=True)

@@ -34,7 +34,7 @@ def parameter_order(config: Mapping[str, Any], names: Iterable[str]) -> list[str
     """Put the names of a model's parameters in the order of `named_parameters()`.
 
     Args:
-        config: The contents of its `config.json`.
+        config: The contents of the model's `config.json`.
         names: All parameters of the model, in any order.
 
     Returns:

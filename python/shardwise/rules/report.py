@@ -192,7 +192,7 @@ class LayoutReport(Drawn):
 
         Args:
             axis: the name of the axis.
-            mesh: the name of its mesh in a deployment; the first one that has the axis, if not given.
+            mesh: the name of the axis's mesh in a deployment; the first one that has the axis, if not given.
 
         Returns:
             int64 of shape (coordinates, 2).

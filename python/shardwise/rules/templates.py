@@ -314,7 +314,7 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     Raises:
         LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
             may match dots, so that a name could be read in more than one way.
-        TypeError: if it is not a string.
+        TypeError: if `text` is not a string.
 
     >>> template = parse_template("layers.{i}.{q,k}_proj")
     >>> sorted(template.fields), template.choices

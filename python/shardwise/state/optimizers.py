@@ -124,11 +124,11 @@ def optimizer_of(given: Any, argument: str = "optimizer") -> Optimizer:
 
     Args:
         given: One of `OPTIMIZERS`, or a mapping from names of arrays of the parameter's shape to their dtypes.
-        argument: Its name, for errors.
+        argument: The name of the argument, for errors.
 
     Raises:
         LayoutError: if there is no such optimizer.
-        TypeError: if it is neither, or a dtype is not known.
+        TypeError: if `given` is neither a name nor dtypes, or a dtype is not known.
 
     >>> optimizer_of({"exp_avg": "float32", "exp_avg_sq": "bfloat16"}).moments
     (('exp_avg', 32), ('exp_avg_sq', 16))

@@ -250,7 +250,7 @@ class TrainingState(Drawn):
 
         Args:
             axis: the name of the axis.
-            mesh: the name of its mesh in a deployment; the first one that has the axis, if not given.
+            mesh: the name of the axis's mesh in a deployment; the first one that has the axis, if not given.
 
         Returns:
             int64 of shape (coordinates, 2).

@@ -50,7 +50,7 @@ def training_state(
         layouts: a layout map with a mesh, a deployment, or layouts by name.
         optimizer: one of `OPTIMIZERS`, or dtypes by hand: `{"exp_avg": "float32"}`; without one nothing is trained.
         sharding: one of `SHARDINGS`.
-        over: the axes of data parallelism, over which it shards. If not given: for a deployment, the axes by which its
+        over: the axes over which data parallelism shards the state. If not given: for a deployment, those by which its
             default cuts everything, else those that it declares replicated; for a layout map, those that no rule uses.
         group: the number of ranks that share a state, if not all along `over`: those of a group of HSDP or FSDP's
             `HYBRID_SHARD`, or of an instance of Megatron's distributed optimizer.

@@ -263,7 +263,7 @@ impl<'a> Machine<'a> {
             return Err(self.error(format!("ends with {values} more values and {marks} marks on the stack")));
         }
         if self.left() > 0 {
-            return Err(self.error(format!("ends with {} bytes after it", self.left())));
+            return Err(self.error(format!("has {} bytes after its end", self.left())));
         }
         self.check_getattr()?;
         Ok(false)

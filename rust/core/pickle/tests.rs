@@ -88,7 +88,7 @@ fn lengths_are_checked_before_anything_is_read() {
         (b"\x95\xff\0\0\0\0\0\0\0N.", "a frame of 255 bytes, but 2 are there"),
         (b"\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes, over the limit of 64"),
         (b"\x80\x06N.", "protocol 6"),
-        (b"N.N", "ends with 1 bytes after it"),
+        (b"N.N", "has 1 bytes after its end"),
         (b"NN.", "ends with 1 more values"),
         (b"(N.", "ends with 0 more values and 1 marks"),
         (b"(.", "empty stack"),

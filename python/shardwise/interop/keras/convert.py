@@ -27,7 +27,7 @@ def to_keras(value: DeviceMesh | TensorLayout | LayoutMap) -> Any:
         LayoutError: if Keras cannot express it: a dim cut by several axes, unreduced axes, or a rule with a flag like
             `(?i)` at its beginning in a map that does not match whole paths.
         MeshError: if a device label is neither a string nor an int.
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
 
     Keras matches whole paths, so rules of a map that searches get `.*` around them; their keys are then
     regular expressions, and no longer match exactly first. With Keras's own paths, names are joined by `/`, not by
@@ -52,7 +52,7 @@ def from_keras(value: Any) -> Any:
 
     Raises:
         LayoutError, MeshError: if it is invalid in shardwise: Keras accepts repeated axes and devices.
-        TypeError: if it is something else.
+        TypeError: if the value is of another type.
 
     `from_keras(to_keras(value)) == value`.
 

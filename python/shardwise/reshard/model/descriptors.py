@@ -59,12 +59,12 @@ class Descriptors:
         holder: The label of the holder.
         peers: The labels of all holders of the plan.
         tensors: The names of all tensors of the plan: those of the destination, then others of the source.
-        dtypes: The name of the dtype of each of them.
-        sends: The runs that it sends to others.
-        receives: The runs that it receives from others.
-        copies: The runs that it copies from its own source array to its own destination array.
-        zeros: The runs that it fills with zeros: the padding of rewritten tensors. The fields of the source have no
-            meaning.
+        dtypes: The name of each tensor's dtype.
+        sends: The runs that the holder sends to others.
+        receives: The runs that the holder receives from others.
+        copies: The runs that the holder copies from its own source array to its own destination array.
+        zeros: The runs that the holder fills with zeros: the padding of rewritten tensors. The fields of the source
+            have no meaning.
     """
 
     holder: Any
@@ -78,17 +78,17 @@ class Descriptors:
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes that it sends in all."""
+        """The bytes that the holder sends in all."""
         return _volume(self.sends)
 
     @property
     def bytes_received(self) -> int:
-        """The bytes that it receives in all."""
+        """The bytes that the holder receives in all."""
         return _volume(self.receives)
 
     @property
     def bytes_copied(self) -> int:
-        """The bytes that it copies in its own memory."""
+        """The bytes that the holder copies in its own memory."""
         return _volume(self.copies)
 
     def digest(self, peer: Any) -> bytes:
@@ -137,8 +137,8 @@ class Descriptors:
         """Read the file that `save` has written; the rows are not copied.
 
         Raises:
-            ParseError: if it is not such a file, or is not whole.
-            OSError: if it cannot be read.
+            ParseError: if the file has no descriptors, or is not whole.
+            OSError: if the file cannot be read.
         """
         data = read_file(path)
         start = len(_MAGIC) + 21

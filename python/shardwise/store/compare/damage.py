@@ -28,7 +28,7 @@ class Damage:
 
     Attributes:
         tensor: The damaged tensor; `None` if the damage is elsewhere, such as in a header.
-        file: The file it is in.
+        file: The file that is damaged.
         problem: A sentence about the damage, with the names of tensor and file.
     """
 
@@ -49,8 +49,8 @@ class VerifyReport:
 
     Attributes:
         path: The checkpoint.
-        format: Its format; an empty text if it is too damaged to be opened.
-        tensors: The number of its tensors.
+        format: The checkpoint's format; an empty text if the checkpoint is too damaged to be opened.
+        tensors: The number of the checkpoint's tensors.
         bytes: The bytes of all tensors, which were all read.
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its structure is
             verified, and that all of it can be read.

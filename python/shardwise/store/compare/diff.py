@@ -139,7 +139,7 @@ def diff_checkpoints(
     Args:
         first: A checkpoint of any format, also by URL.
         second: Another.
-        layouts: The cuts of the first, if it is bare files of ranks, as for `open_checkpoint`.
+        layouts: The cuts of the first checkpoint's tensors, if it is bare files of ranks, as for `open_checkpoint`.
         rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
             checks a conversion that another tool has made.
         drop: A regular expression: tensors and values of either are not compared if it is found in their names, before

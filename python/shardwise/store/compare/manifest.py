@@ -22,7 +22,7 @@ def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manif
         digests: whether to digest all tensors, which reads all their bytes; see `tensor_digests`.
 
     Raises:
-        TypeError: if it is not an open checkpoint.
+        TypeError: if `checkpoint` is not an open checkpoint.
         LayoutError: if files hold parts of each other's boxes.
 
     Holders are files, named by their paths from the folder of the checkpoint. A file holds one box of a tensor, or

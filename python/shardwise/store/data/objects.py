@@ -169,8 +169,8 @@ class ObjectPath:
             what: The thing that stores only the URL, for the message.
 
         Raises:
-            TypeError: if it has other options, or is of another class; the message names the options, but not their
-                values.
+            TypeError: if the filesystem has other options, or is of another class; the message names the options, but
+                not their values.
         """
         other = ObjectPath(str(self))._filesystem
         mine, theirs = said_options(self._filesystem), said_options(other)

@@ -53,9 +53,9 @@ def open_checkpoint(
         LayoutError: if `layouts` have no mesh of all devices, or do not fit a tensor, or are given with `padded` or
             `parameter_names`.
         OSError: if a file cannot be opened or read.
-        ParseError: if it is none of these, or one that cannot be read; if it is a part of a checkpoint, whose other
-            files are missing, or that should be opened as a whole; if a file does not follow its format, or the pieces
-            of a tensor leave a gap or overlap. The message names the file and the tensor, or the byte.
+        ParseError: if the checkpoint is of no known format, or cannot be read; if it is a part of a checkpoint, whose
+            other files are missing, or that should be opened as a whole; if a file does not follow its format, or the
+            pieces of a tensor leave a gap or overlap. The message names the file and the tensor, or the byte.
         ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile

@@ -110,8 +110,8 @@ def read_manifest(folder: Location) -> dict[str, Any]:
     """Read the manifest of a folder.
 
     Raises:
-        ParseError: if it is not a manifest.
-        OSError: if it cannot be read.
+        ParseError: if the contents are not a manifest.
+        OSError: if the file cannot be read.
     """
     path = folder / MANIFEST
     manifest = read_json(path)

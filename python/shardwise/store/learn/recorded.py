@@ -39,7 +39,7 @@ class RecordedModel(NamedTuple):
     """A model of one size, as an engine holds it on several numbers of ranks.
 
     Attributes:
-        config: The contents of its `config.json`.
+        config: The contents of the model's `config.json`.
         ranks: By the number of ranks, or by the sizes of several axes, the recording of each rank in row-major order;
             the recording on one rank must be included.
     """

@@ -40,7 +40,7 @@ def described_tensors(path: Path, rules: str | os.PathLike[str] | None = None) -
     Rules may state the tensors of a configuration.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
         ParseError: if it is neither; the message names the entry.
     """
     if path.stat().st_size > MAX_JSON:

@@ -46,10 +46,10 @@ class ReadArray:
 
     Attributes:
         device: The label of the device.
-        dtype: Its dtype, as the checkpoint calls it.
+        dtype: The array's dtype, as the checkpoint calls it.
         shape: Elements per dim of the device's own array, with its parts one after the other. Elements that no copy
             writes are padding, which is zero.
-        nbytes: Its size in bytes.
+        nbytes: The array's size in bytes.
     """
 
     name: str
@@ -98,7 +98,7 @@ class DeviceReads:
         """Refuse files that are not the ones for which the reads were planned.
 
         Raises:
-            ParseError: if one has changed; the message has both versions.
+            ParseError: if a file has changed; the message has both versions.
             OSError: if there is no file of the name.
         """
         for path, version in zip(self.files, self.versions, strict=True):

@@ -117,7 +117,7 @@ def number_of(tensor: Wanted) -> float:
 
     Raises:
         LayoutError: if it has more.
-        ParseError, OSError: if it cannot be read.
+        ParseError, OSError: if the file cannot be read.
     """
     if len(tensor.pieces) != 1 or math.prod(tensor.shape) != 1:
         raise LayoutError(f"{shown(tensor.name)} of shape {tensor.shape} is not one number")

@@ -52,7 +52,7 @@ class StoredObject(ReadsFiles):
         """Read the value: numbers, texts, lists and dicts; an inert record for an object of a class.
 
         Raises:
-            ParseError: if it cannot be read in this way.
+            ParseError: if the value cannot be read in this way.
         """
         return self._load()
 
@@ -104,7 +104,7 @@ class Besides:
 
     Attributes:
         metadata: Its statements about itself.
-        objects: Its values that are not tensors, by name.
+        objects: The checkpoint's values that are not tensors, by name.
         unreadable: The reasons why other tensors cannot be read, by name.
         sums: Returns the ranges of its files that have a CRC-32.
         unread: Files that belong to it and are not read.
@@ -126,12 +126,12 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
 
     Attributes:
         path: The file or folder.
-        format: Its format: `"safetensors"`, `"dcp"`, ...
-        metadata: The metadata that it states about itself.
-        objects: Its values that are not tensors, by name.
+        format: The checkpoint's format: `"safetensors"`, `"dcp"`, ...
+        metadata: The metadata that the checkpoint states about itself.
+        objects: The checkpoint's values that are not tensors, by name.
         unreadable: The reasons why other tensors cannot be read, by name; these names are not in the mapping, and
             asking for one is a ParseError.
-        unread: Files that belong to it and are not read, by their paths from its folder.
+        unread: Files that belong to the checkpoint and are not read, by their paths from its folder.
         doubts: Warnings about facts that could not be worked out, such as which parameter has a number of the
             optimizer.
     """
@@ -208,7 +208,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
 
     @cached_property
     def training(self) -> Training:
-        """The training state in it: which tensors belong to which parameter, and the totals of each kind."""
+        """The training state: which tensors belong to which parameter, and the totals of each kind."""
         return Training(self)
 
     def part(self, is_kept: Callable[[str], bool]) -> StoredCheckpoint:

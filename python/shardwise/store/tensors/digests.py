@@ -44,8 +44,8 @@ def tensor_digests(
     too.
 
     Raises:
-        TypeError: if it is not an open checkpoint, or `names` is not a collection of names.
-        KeyError: if it has no tensor of a name.
+        TypeError: if `checkpoint` is not an open checkpoint, or `names` is not a collection of names.
+        KeyError: if the checkpoint has no tensor of a name.
         LayoutError: if a chunk that must be decoded takes more memory.
     """
     if not isinstance(checkpoint, StoredCheckpoint):

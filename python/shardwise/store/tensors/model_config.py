@@ -18,8 +18,8 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
     """Give what the model's configuration in a checkpoint's folder says, on a disk or in a store; nothing without one.
 
     Raises:
-        OSError: if it cannot be read.
-        ParseError: if it is not an object of JSON.
+        OSError: if the file cannot be read.
+        ParseError: if the contents are not an object of JSON.
     """
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     file = next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)

@@ -36,11 +36,11 @@ class StoredTensor(Drawn, ReadsFiles):
     """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
 
     Attributes:
-        dtype: Its dtype, as numpy, ml_dtypes and PyTorch call it.
-        pieces: Boxes that tile it, each with its place in a file.
+        dtype: The tensor's dtype, as numpy, ml_dtypes and PyTorch call it.
+        pieces: Boxes that tile the tensor, each with its place in a file.
         replicas: Further pieces, with the same elements as some of `pieces`.
-        alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
-            part of that tensor, or in another order of dims.
+        alias_of: The name of the tensor whose elements this one shares, if the file has one storage for both; it may be
+            a part of that tensor, or in another order of dims.
         chunk: The shape of the chunks that must be decoded as a whole, counted from the start of a piece; `None` if
             elements are stored as plain bytes.
     """
@@ -81,7 +81,7 @@ class StoredTensor(Drawn, ReadsFiles):
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of an array of it; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
+        """The dtype of an array of the tensor; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
         return self.known_dtype.numpy(f"tensor {shown(self.name)}")
 
     @property
@@ -130,10 +130,10 @@ class StoredTensor(Drawn, ReadsFiles):
             `out`, or a new array.
 
         Raises:
-            ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
+            ImportError: if the tensor's dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
                 installed.
             TypeError: if numpy has no such dtype, or the tensor has more dims than an array may have.
-            SizeOverflowError: if its sizes are too large for an array, even if another of them is 0.
+            SizeOverflowError: if the tensor's sizes are too large for an array, even if one of them is 0.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
             LayoutError: if a chunk that must be decoded takes more memory; the message says how much.
@@ -186,7 +186,7 @@ class StoredTensor(Drawn, ReadsFiles):
             wider: Bytes of an element of the dtype to which the chunk is converted, if it is.
 
         Raises:
-            LayoutError: if it is too little; the message says how much is needed.
+            LayoutError: if the memory is too little; the message says how much is needed.
         """
         if self.chunk is not None:
             count, itemsize = math.prod(self.chunk), bytes_for(1, self.bits)
@@ -194,7 +194,7 @@ class StoredTensor(Drawn, ReadsFiles):
 
     @property
     def decoding(self) -> int:
-        """The bytes that decoding one of its chunks takes; 0 where elements are stored as they are."""
+        """The bytes that decoding one chunk takes; 0 where elements are stored as they are."""
         return 0 if self.chunk is None else 2 * math.prod(self.chunk) * bytes_for(1, self.bits)
 
     def decoded(self, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
@@ -210,7 +210,7 @@ class StoredTensor(Drawn, ReadsFiles):
     def decoded_piece(
         self, piece: StoredPiece, memory: int, *, filled: bool = False
     ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
-        """Read one of its pieces as `decoded` does; with `filled` it also gives the elements that are not stored."""
+        """Read a piece of the tensor as `decoded` does; with `filled` also the elements that are not stored."""
         for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
             box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.bounds, inner, strict=True))
             if not piece.is_addressable:
@@ -246,7 +246,7 @@ class StoredTensor(Drawn, ReadsFiles):
         """The bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
 
         Raises:
-            ParseError: if a piece of it begins or ends within a byte.
+            ParseError: if a piece of the tensor begins or ends within a byte.
         """
         dtype, shape = in_bytes(self.known_dtype, self.shape)
         bits, inner = dtype.packed or (8, ())
@@ -278,8 +278,8 @@ class StoredTensor(Drawn, ReadsFiles):
         `read` is safe.
 
         Raises:
-            ValueError: if it is stored in several pieces or compressed, so that it needs a copy; or the checkpoint is
-                closed.
+            ValueError: if the tensor is stored in several pieces or compressed, so that it needs a copy; or the
+                checkpoint is closed.
             ImportError, TypeError, SizeOverflowError: as for `read`.
             ParseError: if the file changed since it was opened.
         """

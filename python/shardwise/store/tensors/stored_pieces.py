@@ -30,9 +30,10 @@ class Decoding(NamedTuple):
 
     Attributes:
         read: Gives a box of it, counted from its beginning; `None` if there is nothing to decode.
-        chunk: The elements and the bytes of one of its chunks, each of which is decoded as a whole, if it has chunks.
-        stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
-            its beginning.
+        chunk: The elements and the bytes of one chunk of the piece, each of which is decoded as a whole, if it has
+            chunks.
+        stored: If some chunks of the piece are not stored: a function that gives the boxes of the stored ones, counted
+            from its beginning.
         rest: The value of the elements of the other chunks, an array without dims.
     """
 
@@ -50,12 +51,13 @@ class StoredPiece(ReadsFiles):
 
     Attributes:
         path: The file that holds it.
-        key: The part of the file it is, if the file has named parts; else an empty text.
-        fill: The one value of all its elements, as an array without dims, if none of them is stored; else None.
-        stored: If some of its chunks are not stored: a function that gives the boxes of the stored ones, counted from
-            its beginning.
+        key: The part of the file that has the piece, if the file has named parts; else an empty text.
+        fill: The one value of all elements of the piece, as an array without dims, if none of them is stored; else
+            None.
+        stored: If some chunks of the piece are not stored: a function that gives the boxes of the stored ones, counted
+            from its beginning.
         rest: The value of the elements of the other chunks.
-        chunk: The elements and the bytes of one of its chunks, each of which is decoded as a whole; else None.
+        chunk: The elements and the bytes of one chunk of the piece, each of which is decoded as a whole; else None.
     """
 
     __slots__ = ("_decode", "_locate", "bounds", "chunk", "fill", "key", "path", "rest", "stored")
@@ -81,7 +83,7 @@ class StoredPiece(ReadsFiles):
 
     @property
     def box(self) -> tuple[slice, ...]:
-        """The part of the tensor that it is: a slice per dim, as `Partition.box` gives it and `read` takes it."""
+        """The place of the piece in the tensor: a slice per dim, as `Partition.box` gives it and `read` takes it."""
         return tuple(slice(start, stop) for start, stop in self.bounds)
 
     @property
@@ -90,12 +92,12 @@ class StoredPiece(ReadsFiles):
         return self._locate is not None
 
     def extent(self) -> LocatedPiece:
-        """Say where its elements are stored: its box, the file that holds it, the first byte, and strides in bytes.
+        """Say where the elements of the piece are stored: the box, the file, the first byte, and strides in bytes.
 
         For some formats this looks into the file.
 
         Raises:
-            ValueError: if it is not addressable.
+            ValueError: if the piece is not addressable.
             ParseError: if the file does not hold what its index says.
         """
         if self._locate is None:
@@ -110,7 +112,7 @@ class StoredPiece(ReadsFiles):
             memory: Bytes that decoding a chunk may take; see `StoredTensor.read`.
 
         Raises:
-            ValueError: if it is addressable, so there is nothing to decode.
+            ValueError: if the piece is addressable, so there is nothing to decode.
             LayoutError: if a chunk takes more memory.
             IndexError: if the box reaches outside the piece.
             ImportError: if that needs a library that is not installed.

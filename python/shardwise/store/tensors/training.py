@@ -42,8 +42,8 @@ class TrainedParameter(NamedTuple):
     """A parameter in a checkpoint.
 
     Attributes:
-        weight: The name of the tensor that is its weight; `None` if it is not there.
-        states: The names of its states, by kind.
+        weight: The name of the tensor that is the parameter's weight; `None` if the checkpoint does not have it.
+        states: The names of the parameter's states, by kind.
     """
 
     weight: str | None

@@ -120,12 +120,12 @@ class Task:
     anywhere its files or objects are visible.
 
     Attributes:
-        plan: The digest of its plan.
-        number: Its number in the plan.
-        sink: The destination into which it writes.
-        files: The files that it writes parts of: number in the plan, name, size in bytes.
-        ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, byte after
-            the last.
+        plan: The digest of the task's plan.
+        number: The task's number in the plan.
+        sink: The destination into which the task writes.
+        files: The files of which the task writes parts: number in the plan, name, size in bytes.
+        ranges: The ranges that the task writes: the file's position in `files`, the tensor's number, first byte, byte
+            after the last.
     """
 
     plan: str

@@ -79,8 +79,8 @@ def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
     """Open a plan as a `kind` of plan.
 
     Raises:
-        ParseError: if it is not a plan, has another version, or was damaged or edited.
-        OSError: if it cannot be read.
+        ParseError: if the file is not a plan, has another version, or was damaged or edited.
+        OSError: if the file cannot be read.
     """
     with naming_file(path):
         file = DataFile(path)

@@ -50,7 +50,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
         nbytes: Bytes of all files.
         warnings: As in `WriteReport`; a file of a plan does not keep them.
         left_out: As in `WriteReport`; a file of a plan does not keep it.
-        obstacle: The reason why its tasks cannot be run alone; empty if they can.
+        obstacle: The reason why the plan's tasks cannot be run alone; empty if they can.
         is_sampled: Whether the time is estimated from a sample of the source; not possible for a source in a store.
     """
 
@@ -74,7 +74,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
 
         Args:
             memory: Bytes for the buffers of all workers.
-            threads: Their number; one per core if left out.
+            threads: The number of threads; one per core if left out.
             sync: Whether the data is to be synced to disk.
 
         Raises:
@@ -119,7 +119,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
         """Check that the contents of a plan read from a file agree with one another; `commit` does so too.
 
         Raises:
-            ParseError: if they contradict each other.
+            ParseError: if the contents contradict each other.
         """
         if self._file is not None:
             with said_by(self._file):
@@ -144,8 +144,8 @@ class CheckpointPlan(Worded, CheckpointTasks):
         """Read a plan that `save` wrote.
 
         Raises:
-            ParseError: if it is not a plan, has another version, or was damaged or edited.
-            OSError: if it cannot be read.
+            ParseError: if the file is not a plan, has another version, or was damaged or edited.
+            OSError: if the file cannot be read.
         """
         return load_plan(path_of(path), cls)
 
@@ -171,7 +171,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             executor: The executor that runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
             workers: The number of workers of the executor; by default the number that it states.
             memory: Bytes for the buffers of all workers of this host.
-            threads: Their number, if there is no executor; one per core if left out.
+            threads: The number of threads, if there is no executor; one per core if left out.
             sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
             retries: The most retries of a task that fails with a system error.
             timeout: Seconds after which workers of an executor are given up if none has ended a task.
@@ -228,7 +228,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
 
         Raises:
             FileExistsError: if there is something else under the checkpoint's name.
-            BlockingIOError: if another process is working on it.
+            BlockingIOError: if another process is working on the checkpoint.
             ParseError: if a receipt is missing (the message says which parts to run again), damaged, of another plan,
                 or contradicts its task or another receipt for it; or, with `check`, if the data is not what a receipt
                 says. Nothing is changed; but a single file of S3 that several tasks have made has its name by then.
