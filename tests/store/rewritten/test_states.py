@@ -376,16 +376,16 @@ def test_what_only_the_rank_that_wrote_it_can_use_is_said_where_ranks_change(tmp
     source = unpacked("torchtitan/fsdp2", tmp_path)
     layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
     layouts[r"down_proj\.weight$"] = (None, "tp")
-    said = r"values of a training state are of single ranks .*'dataloader.dp_rank_\{0,1\}'.*drop='(.*)' says"
+    said = r"values of a training state are for single ranks .*'dataloader.dp_rank_\{0,1\}'.*drop='(.*)' says"
     with pytest.warns(sw.ShardwiseWarning, match=said):
         report = sw.reshard_checkpoint(source, tmp_path / "one", layouts, to="dcp", uneven="ceil", sync=False)
-    (text,) = (text for text in report.warnings if "of single ranks" in text)
+    (text,) = (text for text in report.warnings if "for single ranks" in text)
     advice = re.search(said, text)
     assert advice is not None
     report = sw.reshard_checkpoint(
         source, tmp_path / "two", layouts, to="dcp", uneven="ceil", drop=advice[1], sync=False
     )
-    assert not any("of single ranks" in text for text in report.warnings)
+    assert not any("for single ranks" in text for text in report.warnings)
     with sw.open_checkpoint(tmp_path / "two") as made:
         assert not any("dp_rank" in name for name in made.objects)
     # Of a copy that is not cut anew nothing is said.

@@ -395,7 +395,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "averaged": ({"parameter_to_average_patterns": ["w"]}, "values of their own, to be averaged"),
     "scaled": (
         _of_w([_piece(scale=0.5)], [_piece(source=[8, [4, 1]])]),
-        "rank 0 holds it times 0.5",
+        "rank 0 holds it multiplied by 0.5",
     ),
     "strides": (
         _of_w([_piece(source=[0, [8, 1]])], [_piece(source=[4, [8, 1]])]),

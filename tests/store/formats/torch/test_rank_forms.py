@@ -77,7 +77,7 @@ def test_padded_tensors_are_read_if_that_is_said(
         local[tuple(map(slice, own.shape))] = own
         states.append({"w": dtensor(local, "0", shape, mesh, named.coordinate(rank), how)})
     path = ranks(tmp_path, states)
-    with pytest.raises(sw.ParseError, match=r"if what is beyond is padding, open_checkpoint\(\.\.\., padded=True\)"):
+    with pytest.raises(sw.ParseError, match=r"if the rest is padding, open_checkpoint\(\.\.\., padded=True\)"):
         sw.open_checkpoint(path)
     assert main(["inspect", str(path)]) == 2
     assert "inspect and reshard --padded read the beginning" in capsys.readouterr().err
