@@ -31,7 +31,7 @@ class Preset(NamedTuple):
     """The layouts, rewrites and files that a preset means for a model.
 
     Attributes:
-        layouts: Who holds what, by the names after the rewrites.
+        layouts: The layouts of the tensors, by their names after the rewrites.
         rewrites: From Hugging Face's names to these; false if there are none.
         form: The form of the files that the engine's loader reads; `None` if the engine has no form of its own.
         source: The origin of the layouts: the name of a rules file of the package, or the preset itself.
@@ -54,7 +54,7 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
             distributed checkpoints (`"megatron"`, `"dcp"`) differ from those in memory.
 
     Raises:
-        ParseError: if the text is not a preset with its options; the message says what there is.
+        ParseError: if the text is not a preset with its options; the message lists the presets, or the options.
         LayoutError: if the package has no rules for the family, or the engine refuses the sizes.
 
     >>> config = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64,

@@ -58,9 +58,7 @@ def create_mesh(
     if size is None:
         shape = [len(local)]
     elif size != len(local):
-        raise MeshError(
-            f"length of devices ({len(local)}) must be equal to total size of the mesh of shape {shown(shape)}"
-        )
+        raise MeshError(f"the number of devices, {len(local)}, must be the size of the mesh of shape {shown(shape)}")
     ids = np.arange(len(local))
     return Mesh(names, ids.reshape(shape), ids.tolist(), local, mesh_name, use_xla_spmd=use_xla_spmd)
 
@@ -119,8 +117,8 @@ def create_distributed_mesh(
     local = _device_names(local_devices, device_type, size // clients, here)
     if len(local) * clients != size:
         raise MeshError(
-            f"global number of devices ({len(local)} per client * {clients} clients = {len(local) * clients}) must be "
-            f"equal to total size of the mesh of shape {shown(shape)}"
+            f"the number of devices, {len(local)} of each of {clients} clients, must be the size of the mesh of shape "
+            f"{shown(shape)}"
         )
     local_ids = list(range(client * len(local), (client + 1) * len(local)))
     return Mesh(names, np.arange(size).reshape(shape), local_ids, local, mesh_name, use_xla_spmd=use_xla_spmd)

@@ -287,7 +287,7 @@ def initialize_variables(tree: Tree) -> Tree:
 
     Args:
         tree: any object: attributes (with `__slots__` or without), lists, tuples, dicts and dataclasses are followed,
-            however deep, with cycles or without. Paths begin below it. The path of a single variable is its name.
+            however deep, with cycles or without. Paths begin below `tree`. The path of a single variable is its name.
 
     Returns:
         The tree itself.

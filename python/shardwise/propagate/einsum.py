@@ -290,7 +290,7 @@ def _explicit(
     count, on = len(names), "policy='shardy' or policy='least' to decide it"
     for name, given in zip(names, specs, strict=True):
         if given is None:
-            raise LayoutError(f"{name} has no layout, and policy='explicit' chooses none; give {on}")
+            raise LayoutError(f"{name} has no layout, which policy='explicit' needs; give {on}")
     values, rule = list(range(count)), parsed.rule.of(shapes[:-1], shapes[-1:])._core
     op: tuple[Any, ...] = ("dot_general", values, [count], rule, [], 1, None, None)
     computation = CoreComputation(shapes, ["float32"] * len(shapes), count, [op], [count])

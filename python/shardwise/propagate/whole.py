@@ -266,7 +266,8 @@ def propagate(
     free = begun[0].index(None) if None in begun[0] else None
     if policy == "explicit" and free is not None:
         raise LayoutError(
-            f"layouts[{free}] is None, and policy='explicit' chooses none; give its axes, or policy='shardy'"
+            f"layouts[{free}] is None, but with policy='explicit' every input needs a layout; give its axes, or "
+            "policy='shardy'"
         )
     found = propagated(where.core, computation._core, *begun, _itemsize, policy)
     if not isinstance(found, Propagated):
