@@ -341,7 +341,7 @@ def test_explicit_mode_names_both_origins() -> None:
         "(operands[0] has it from input layouts[0], operands[1] has it from input layouts[1]); give policy='shardy' or "
         "policy='least' to decide it"
     )
-    with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, but with policy='explicit' every input needs a layout"):
+    with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, but with policy=.explicit. every input"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")
 
 
