@@ -46,7 +46,7 @@ FIELDS: dict[str, tuple[str, str, str]] = {
     ),
     "uneven": ("Uneven rule", "even", "how a dim that does not divide is cut"),
     "dtype": ("Dtype", "float32", "for the bytes"),
-    "after": ("New layout", "-,model+data", "what must move to change to it; may be empty"),
+    "after": ("New layout", "-,model+data", "to see what must move to get it; may be empty"),
     "einsum": ("Operation", "bd,df->bf", "x @ w is bd,df->bf, with a letter for each dim; may be empty"),
     "x": ("Layout of x", "data,model", "of the first operand"),
     "w": ("Layout of w", "model,-", "of the second operand"),

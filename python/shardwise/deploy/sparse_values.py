@@ -78,10 +78,10 @@ def flat_memory(name: str, array: Any, size: int, values: Any) -> Any:
         raise LayoutError(f"memory[{shown(name)}] has shape {tuple(array.shape)}; it must have {size} elements")
     if isinstance(array, np.ndarray) is not isinstance(values, np.ndarray):
         raise LayoutError(
-            f"memory[{shown(name)}] is of {type(array).__name__}, and its values of {type(values).__name__}"
+            f"memory[{shown(name)}] is a {type(array).__name__}, but its values are a {type(values).__name__}"
         )
     if array.dtype != values.dtype:
-        raise LayoutError(f"memory[{shown(name)}] is of {array.dtype}, and its values of {values.dtype}")
+        raise LayoutError(f"memory[{shown(name)}] is of {array.dtype}, but its values are of {values.dtype}")
     is_plain = (
         array.flags.c_contiguous and array.flags.writeable if isinstance(array, np.ndarray) else array.is_contiguous()
     )

@@ -51,8 +51,8 @@ def run(
         out: the tensors to write into, by name, contiguous, which share no memory with those of `src`, nor with one
             another. Further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too. After an error
             they may hold anything, unless there are spare ones; those of `src` are untouched.
-        spare: other tensors of the shapes of `out`, which receive first: when all processes have everything, those of
-            `out` are overwritten with them. So these are whole or untouched, whichever process fails and whenever.
+        spare: tensors of the shapes of `out`, which receive first. When all processes have everything, the tensors of
+            `out` are overwritten with those. So these are whole or untouched, whichever process fails and whenever.
         ranks: the global rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
         group: the process group; the default one if not given.
         version: the version of the weights that are sent, such as `"step 1200"`; all processes must have the same.

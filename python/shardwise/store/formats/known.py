@@ -352,7 +352,7 @@ def _file_inside(candidate: Candidate) -> tuple[str, str]:
         if form is not None:
             ends = name.rpartition(".")[2]
             alike = len(candidate.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
-            more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
+            more = f", one of {alike} .{ends} files, and nothing says which belong together" if alike > 1 else ""
             return name, f"can be opened by itself{more}" if form.module else form.refusal
     return "", ""
 

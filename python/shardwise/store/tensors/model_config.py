@@ -35,7 +35,7 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
 
 
 def config_or_doubt(checkpoint: Location, *, is_model: bool) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the same; and, if it is broken but not that of a model's folder, a sentence that it is left aside.
+    """Return the same; and, if it is broken but not that of a model's folder, a sentence that it is left out.
 
     Raises:
         ParseError: if that of a model's folder is not an object of JSON.
@@ -45,4 +45,4 @@ def config_or_doubt(checkpoint: Location, *, is_model: bool) -> tuple[Mapping[st
     except (ParseError, PermissionError) as error:
         if is_model:
             raise
-        return {}, [f"{error}; it is left aside"]
+        return {}, [f"{error}; it is left out"]
