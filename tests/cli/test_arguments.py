@@ -119,7 +119,13 @@ def test_the_help_names_each_choice_of_an_option() -> None:
 
 @pytest.mark.parametrize(
     ("words", "meant"),
-    [(["reshrad", "a", "b"], "reshard"), (["reshard", "a", "b", "--ruels", "x"], "--rules"), (["difff"], "diff")],
+    [
+        (["reshrad", "a", "b"], "reshard"),
+        (["reshard", "a", "b", "--ruels", "x"], "--rules"),
+        (["reshard", "a", "b", "--to", "sharde"], "sharded"),
+        (["show", "8", "--mesh", "x=2", "--layout", "x", "--uneven", "ceill"], "ceil"),
+        (["difff"], "diff"),
+    ],
 )
 def test_a_mistyped_word_leads_to_the_right_one(words: list[str], meant: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"did you mean {meant}?")):

@@ -113,6 +113,7 @@ def test_empty_shards_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_packed_dims_have_a_row_for_each_shard(capsys: pytest.CaptureFixture[str]) -> None:
     """Two rows of eight, of which a device holds the halves."""
     lines = drawn(capsys, "16", "--mesh", "x=2", "--layout", "(2 8@x)")
+    assert lines[1] == "2 shards of 8, each on one device"
     assert [line.split()[0] for line in lines[-2:]] == ["cpu:0", "cpu:1"]
     assert lines[-1].endswith("part 0 4:8, part 0 12:16")
 

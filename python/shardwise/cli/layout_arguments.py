@@ -87,7 +87,7 @@ def add_show(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--layout",
         metavar="LAYOUT",
         required=True,
-        help=LAYOUT_HELP,
+        help=f"{LAYOUT_HELP}; a packed dim as in (3 12@tp 64)",
     )
     add_uneven(show)
     show.add_argument("--dtype", metavar="DTYPE", help="also show bytes; float32, bfloat16, F8_E4M3, ...")

@@ -162,8 +162,8 @@ class Parser(argparse.ArgumentParser):
         yield "other options", [action for action in options if action.dest not in known]
 
     def _meant(self, message: str) -> str:
-        """Return the suggestion for an unknown command or option, if a known one is similar; else an empty text."""
-        wrong = re.match(r"(?:argument COMMAND: invalid choice: '|unrecognized arguments: )([^\s']+)", message)
+        """Return the suggestion for an unknown command, option or choice, if a known one is similar; else nothing."""
+        wrong = re.match(r"(?:argument \S+: invalid choice: '|unrecognized arguments: )([^\s']+)", message)
         if wrong is None:
             return ""
         if others := [name for name, one in self.commands.items() if wrong[1] in one._option_string_actions]:
@@ -173,6 +173,8 @@ class Parser(argparse.ArgumentParser):
                 return f"{said}; elsewhere a size is part of --mesh {size}=2, or of --for 'vllm({size}=2)'"
             return said
         known = [*self._option_string_actions, *(() if self._subparsers is None else self.commands)]
+        if chosen := self._option_string_actions.get(message.removeprefix("argument ").partition(":")[0]):
+            known = [*map(str, chosen.choices or ())]
         if wrong[1] in CALLED and CALLED[wrong[1]] in known:
             return f"; did you mean {CALLED[wrong[1]]}?"
         from difflib import get_close_matches  # Slow to import.

@@ -84,8 +84,8 @@ def _as_json(partition: Partition, bits: int | None) -> dict[str, Any]:
 def summary_of(partition: Partition, bits: int | None) -> str:
     """Say how many shards a partition has, how large, and on how many devices; with bits of an element, their bytes."""
     shard = partition.largest_shard_shape
-    uneven = partition.is_packed or any(
-        size % count for size, count in zip(partition.shape, partition.num_shards, strict=True)
+    uneven = any(
+        part * count != size for part, count, size in zip(shard, partition.num_shards, partition.shape, strict=True)
     )
     shards = counted(partition.total_shards, "shard")
     holders = "one device" if partition.replicas == 1 else f"{partition.replicas:,} devices"
