@@ -5,7 +5,7 @@ use std::{fs::File, io::IoSliceMut, path::Path};
 use crate::{
     error::Result,
     file,
-    slot::Form,
+    slot::BoxRuns,
     strided::{Pointer, positions},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 const WORTH_A_BUFFER: i64 = 512;
 
 /// A block to be read.
-pub(crate) struct Read {
+pub(crate) struct BlockRead {
     pub(crate) holder: usize,
     pub(crate) offset: i64,
     pub(crate) length: i64,
@@ -24,7 +24,7 @@ pub(crate) struct Read {
 
 /// True if all of a group is needed, and in runs that are not too short to be read to where they
 /// belong.
-pub(crate) fn scatters(group: &[Read], forms: &[Form]) -> bool {
+pub(crate) fn scatters(group: &[BlockRead], forms: &[BoxRuns]) -> bool {
     let mut end = group[0].offset;
     group.iter().all(|read| {
         let touches = read.offset == end;
@@ -35,7 +35,7 @@ pub(crate) fn scatters(group: &[Read], forms: &[Form]) -> bool {
 }
 
 /// Reads a group to the slots directly; gives the number of calls.
-pub(crate) fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path) -> Result<i64> {
+pub(crate) fn scatter(group: &[BlockRead], forms: &[BoxRuns], source: &File, path: &Path) -> Result<i64> {
     let mut runs: Vec<(Pointer, i64)> = Vec::new();
     for read in group {
         let form = &forms[read.form.unwrap_or(0)];
@@ -55,7 +55,7 @@ pub(crate) fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path
 /// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for
 /// each group, how many blocks and how many bytes it has.
 pub(crate) fn joined<'r>(
-    mut blocks: &'r [Read],
+    mut blocks: &'r [BlockRead],
     mut worth: impl FnMut(i64) -> bool + 'r,
 ) -> impl Iterator<Item = (usize, i64)> + 'r {
     std::iter::from_fn(move || {

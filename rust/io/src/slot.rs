@@ -21,14 +21,14 @@ pub(crate) struct Finding {
     pub(crate) differs: i64,
 }
 
-/// The form in which the runs of a box are copied.
-pub(crate) struct Form {
+/// The runs of a box between two memories: the length of each, and the dims over which they are.
+pub(crate) struct BoxRuns {
     pub(crate) dims: Vec<Dim>,
     pub(crate) run: i64,
 }
 
-impl Form {
-    /// The form of a box between memories with these strides.
+impl BoxRuns {
+    /// The runs of a box between memories with these strides.
     pub(crate) fn between(bounds: Region<'_>, from: &[i64], to: &[i64]) -> Self {
         let dims = (0..bounds.rank()).map(|dim| Dim { extent: bounds.extent(dim), from: from[dim], to: to[dim] });
         let (dims, run) = collapsed(dims);
@@ -87,7 +87,7 @@ impl Slot<'_> {
     /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
     pub(crate) fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
         let (piece, bounds) = (self.tensor.destinations.get(self.piece), self.bounds.region());
-        let Form { dims, run } = Form::between(bounds, piece.strides, &self.strides);
+        let BoxRuns { dims, run } = BoxRuns::between(bounds, piece.strides, &self.strides);
         let first = piece.at(bounds.start());
         positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
     }
@@ -96,7 +96,7 @@ impl Slot<'_> {
         let mut finding = self.nothing();
         if self.tensor.wanted.digest {
             let bounds = self.bounds.region();
-            let Form { dims, run } = Form::between(bounds, &self.tensor.strides, &self.strides);
+            let BoxRuns { dims, run } = BoxRuns::between(bounds, &self.tensor.strides, &self.strides);
             let first = bounds.offset(&self.tensor.strides);
             let mut digest = Digest::default();
             positions(&dims, |position, to| {

@@ -9,14 +9,14 @@ use std::{fs::File, path::Path, sync::Arc};
 use shardwise_core::region::RegionBuf;
 
 use crate::{
-    blocks::{Read, joined, scatter, scatters},
+    blocks::{BlockRead, joined, scatter, scatters},
     error::{Error, Result, no_room},
     file,
     job::{Destination, Job, Source},
     maps,
     pair::{Fetch, GAP, Group, dense_strides, groups},
     piece::Piece,
-    slot::{Finding, Form, Slot},
+    slot::{BoxRuns, Finding, Slot},
     strided::{self, Pointer, positions},
     table::Table,
     tiles::Tile,
@@ -43,10 +43,10 @@ pub struct Traffic {
 }
 
 /// A copy from what was read for several slots to one of them.
-struct Copy {
+struct SlotCopy {
     from: Pointer,
     to: Pointer,
-    form: Form,
+    form: BoxRuns,
 }
 
 /// A thread's buffers.
@@ -152,7 +152,7 @@ impl<'a> Worker<'a> {
         let pieces = tile.sources.iter().map(|&source| tensor.sources.get(source as usize));
         let source = pieces.into_iter().find(|source| source.region.contains(region))?;
         let Source::Memory(memory) = &self.job.sources[source.holder] else { return None };
-        let run = |strides: &[i64]| Form::between(region, &tensor.strides, strides).run;
+        let run = |strides: &[i64]| BoxRuns::between(region, &tensor.strides, strides).run;
         if run(source.strides) < run(&dense_strides(destination.strides, region)) {
             return None;
         }
@@ -168,7 +168,7 @@ impl<'a> Worker<'a> {
         tiles: &[Tile],
         slots: &[Slot<'_>],
         first: &[usize],
-    ) -> Result<(Vec<Read>, Vec<Form>, Vec<Copy>)> {
+    ) -> Result<(Vec<BlockRead>, Vec<BoxRuns>, Vec<SlotCopy>)> {
         let mut wanted: Vec<(Piece<'_>, Group, Vec<&Slot<'_>>, bool)> = Vec::new();
         let mut shared = 0;
         for (at, tile) in tiles.iter().enumerate() {
@@ -182,7 +182,7 @@ impl<'a> Worker<'a> {
                     for (bounds, slot) in meeting {
                         let bounds = bounds.region();
                         let from = Pointer::new(memory.start).offset(piece.at(bounds.start()));
-                        let form = Form::between(bounds, piece.strides, &slot.strides);
+                        let form = BoxRuns::between(bounds, piece.strides, &slot.strides);
                         // SAFETY: the box lies in both pieces, whose extents were checked against their holders when
                         // they were added; the caller vouches for the memory (`Memory::new`); a slot in the buffer has
                         // room for its box, and no two slots overlap.
@@ -212,8 +212,8 @@ impl<'a> Worker<'a> {
                     let part = part.region();
                     let within = part.start().iter().zip(bounds.start()).zip(&strides);
                     let from = to.offset(within.map(|((at, start), stride)| (at - start) * stride).sum());
-                    let form = Form::between(part, &strides, &slot.strides);
-                    copies.push(Copy { from, to: slot.at(part.start()), form });
+                    let form = BoxRuns::between(part, &strides, &slot.strides);
+                    copies.push(SlotCopy { from, to: slot.at(part.start()), form });
                 }
                 (to, strides, true)
             } else {
@@ -224,10 +224,10 @@ impl<'a> Worker<'a> {
             let form = (!fetch.direct).then_some(forms.len());
             positions(&fetch.outer, |from, step| {
                 let (offset, to) = (first + from, to.offset(step));
-                reads.push(Read { holder: piece.holder, offset, length: fetch.block, to, form });
+                reads.push(BlockRead { holder: piece.holder, offset, length: fetch.block, to, form });
             });
             if form.is_some() {
-                forms.push(Form { dims: fetch.inner, run: fetch.run });
+                forms.push(BoxRuns { dims: fetch.inner, run: fetch.run });
             }
         }
         Ok((reads, forms, copies))
@@ -243,7 +243,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Reads, in the order of the files, and copies to the slots.
-    fn fetch(&mut self, reads: &mut [Read], forms: &[Form]) -> Result<()> {
+    fn fetch(&mut self, reads: &mut [BlockRead], forms: &[BoxRuns]) -> Result<()> {
         for read in reads.iter().filter(|read| read.form.is_none()) {
             let (source, path) = self.source(read.holder)?;
             // SAFETY: a run of a slot: its own part of the buffer, which is initialised, or of the caller's memory, which
