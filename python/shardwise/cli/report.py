@@ -79,7 +79,7 @@ def run_report(screen: Screen, options: argparse.Namespace) -> int:
             if each.kind == "asked":
                 screen.write(as_options(str(each)))
         for text in said:
-            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
+            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), as_options(text))
         for text in _grouped(applied.report):
             screen.write(("error: ", "bold red"), text)
         if options.html is not None:

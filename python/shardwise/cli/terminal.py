@@ -59,6 +59,9 @@ _OPTIONS = {
     "open_checkpoint(..., part=True) opens this file alone": "inspect describes this file alone",
 }
 
+#: Rules in a message, each as Python writes a text.
+_RULES = re.compile(r"\brule '[^']*'|(?<=apply to no name: ).*")
+
 
 def as_options(message: str) -> str:
     """Write a message of the library with the options of the command in place of Python's arguments.
@@ -67,10 +70,16 @@ def as_options(message: str) -> str:
     'the next run makes all objects again (--resume)'
     >>> as_options("axes[1] names axis 'tp'")
     "dim 1 names axis 'tp'"
+
+    A rule is written as a rules file has it, between single quotes, where a backslash is one.
+
+    >>> as_options(f"rule {r'wq[.]w$'!r} and rule {r'wq' + chr(92) + '.w$'!r}").count(chr(92))
+    1
     """
     for argument, option in _OPTIONS.items():
         message = message.replace(argument, option)
-    return re.sub(r"\baxes\[(\d+)\]", r"dim \1", message)
+    message = re.sub(r"\baxes\[(\d+)\]", r"dim \1", message)
+    return _RULES.sub(lambda found: found[0].replace("\\\\", "\\"), message)
 
 
 def say(what: str, messages: Iterable[str]) -> None:
