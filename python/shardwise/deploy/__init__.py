@@ -5,7 +5,7 @@
 | `world` | devices, and meshes that are views of them |
 | `rule`, `numbers` | one rule: mesh, coordinates, layout; whole numbers in it |
 | `deployment` | rules over a world; who holds what of a tensor, by its name |
-| `lookup` | which rule a name has, at which coordinates, and the layout over the devices there |
+| `lookup`, `ready_rule` | which rule a name has, at which coordinates, and the layout over the devices there |
 | `stages`, `experts`, `fsdp` | pipelines, expert maps, flat units |
 | `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |

@@ -12,7 +12,7 @@ from ..mesh import DeviceMesh
 from ..show.names import brief
 from ..show.picture import Panel, Picture, Tile, View, short
 from ..show.views import axes_text, mesh_picture
-from .lookup import ReadyRule
+from .ready_rule import ReadyRule
 from .rule import DeploymentRule
 from .world import WORLD
 

@@ -19,6 +19,7 @@ from ..rules.layout_rule import LayoutRule
 from ..rules.pattern import FieldSearch
 from ..rules.search import REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
 from .numbers import Number
+from .ready_rule import ReadyRule, TensorPlace
 from .rule import At, Coordinates, DeploymentRule, tells_digits_apart, with_fields
 from .world import WORLD
 
@@ -27,44 +28,7 @@ if TYPE_CHECKING:
 
     from ..rules.report_maker import ReportedRules, Used
 
-__all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
-
-
-class ReadyRule(NamedTuple):
-    """A rule, ready to be applied."""
-
-    rule: DeploymentRule
-    #: The rule without its mesh and coordinates.
-    placed: LayoutRule
-    mesh: DeviceMesh
-    #: For each entry of `at`: the position of its axis, its coordinates, and those names in it that are fields.
-    at: tuple[tuple[int, Coordinates, tuple[str, ...]], ...]
-    pattern: re.Pattern[str] | None
-    #: The other names that are used: sizes of axes, and the deployment's numbers.
-    numbers: dict[str, Number]
-    #: For each entry of `at` the search for its fields in a name, if it uses some.
-    fields: tuple[FieldSearch | None, ...]
-    #: True if these fields are in the same places of all names that differ in digits only and that the rule matches.
-    is_blind: bool
-    #: The places that were found, by the coordinates.
-    places: dict[tuple[tuple[int, ...], ...], TensorPlace]
-
-
-class TensorPlace:
-    """The place of tensors: their rule, and the coordinates of each entry of its `at`.
-
-    One object for all tensors there, so that those of one rank have one layout, and are planned once.
-    """
-
-    __slots__ = ("at", "layouts", "placed", "ready")
-
-    def __init__(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> None:
-        self.ready = ready
-        self.at = at
-        #: The layouts by rank; `None` if the rule is for another.
-        self.layouts: dict[int, TensorLayout | None] = {}
-        #: The place by rank, as `Placing` gives it.
-        self.placed: dict[int, Placed] = {}
+__all__ = ["RuleLookup"]
 
 
 class _AlikeNames(NamedTuple):
