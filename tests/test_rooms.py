@@ -462,7 +462,10 @@ class TestTheReaders:
 
 
 #: Words that refer to a thing before it is named: no docstring begins with one, and no comment of an attribute.
-RELATIONS = ("What", "Where", "How", "Who", "Whether", "Of", "That", "Nothing", "Both", "None")
+RELATIONS = (
+    "What", "Where", "How", "Who", "Whether", "Which", "Why", "Of", "That", "Those", "These", "This", "It", "Its",
+    "They", "Their", "Nothing", "Both", "None", "Into", "Up", "Below",
+)  # fmt: skip
 _BACKWARDS = re.compile(rf"\W*(?:{'|'.join(RELATIONS)})\b")
 
 
@@ -494,6 +497,25 @@ def test_docstrings_begin_with_the_thing() -> None:
         assert len([*said_backwards(text, ast.parse(text))]) == 1, text
     for text in ('"""Return what is there."""', "#: The length.\n#: None is all.\nN = 1"):
         assert not [*said_backwards(text, ast.parse(text))], text
+
+
+#: A line of a docstring that explains an argument or an attribute by its own name.
+_BY_ITS_NAME = re.compile(r"^ +(\w+): (?:the|its|an?) \1\.$", re.MULTILINE | re.IGNORECASE)
+
+
+def test_arguments_are_not_explained_by_their_own_names() -> None:
+    """Such a line is left out, or says what a reader cannot guess."""
+    package = ROOT / "python/shardwise"
+    found = {
+        path.relative_to(package).as_posix(): [match[0].strip() for match in _BY_ITS_NAME.finditer(text)]
+        for path in sorted(package.rglob("*.py"))
+        if _BY_ITS_NAME.search(text := path.read_text(encoding="utf-8"))
+    }
+    assert found == {}
+    assert _BY_ITS_NAME.findall("    plan: The plan.\n    mesh: the mesh of all devices.\n    name: its name.\n") == [
+        "plan",
+        "name",
+    ]
 
 
 def wrong_verbs(tree: ast.Module) -> Iterator[str]:

@@ -42,7 +42,7 @@ ShardPlaces = tuple[tuple[tuple[Any, str, int], ...], ...]
 
 
 class Found(NamedTuple):
-    """Those of some given elements of a tensor that a device holds in one parameter.
+    """The elements, of some that are given of a tensor, that a device holds in one parameter.
 
     Attributes:
         parameter: the name of the parameter.

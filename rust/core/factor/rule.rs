@@ -23,7 +23,7 @@ impl Kind {
     pub const ALL: [(Self, &'static str); 4] =
         [(Self::Pass, "pass"), (Self::Sum, "sum"), (Self::Whole, "whole"), (Self::Shift, "shift")];
 
-    /// Its name.
+    /// The name, as texts have it.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
@@ -58,7 +58,7 @@ impl Reduction {
         (Self::Or, "or"),
     ];
 
-    /// Its name.
+    /// The name, as texts have it.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
@@ -77,7 +77,7 @@ pub const UNKNOWN: i64 = -1;
 /// A factor of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Factor {
-    /// Its size, or [`UNKNOWN`].
+    /// The size of the factor, or [`UNKNOWN`].
     pub size: i64,
     /// The effect on the op when it is cut.
     pub kind: Kind,

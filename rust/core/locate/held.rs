@@ -69,7 +69,7 @@ impl Dim {
         self.size == self.own && self.sides.iter().all(|&side| side == Side { start: 0, stop: self.size, at: 0 })
     }
 
-    /// This dim and the one after it as one, if that is possible.
+    /// Joins the dim and the one after it into one, if that is possible.
     fn with(self, after: Self) -> std::result::Result<Self, (Self, Self)> {
         if self.size == 1 && self.is_whole() {
             return Ok(after);

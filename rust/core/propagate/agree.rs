@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{factor::rule::Rule, mesh::Mesh, radix, sub_axis::SubAxis};
 
-/// Which way the cut of a factor is taken over.
+/// The directions in which the cut of a factor is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Nowhere,

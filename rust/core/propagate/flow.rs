@@ -27,7 +27,7 @@ use crate::{
 pub struct Start {
     /// The axes of its dims.
     pub specs: Specs,
-    /// Which dims may take more.
+    /// True for each dim that may take more.
     pub open: Vec<bool>,
     /// When each dim gets its axes: those of 0 first, and only when nothing changes any more the others, in their order.
     pub priorities: Vec<u32>,
@@ -169,7 +169,7 @@ impl Flow {
 }
 
 impl Ops {
-    /// Those of a computation.
+    /// The ops of a computation.
     ///
     /// # Errors
     /// Those of an edge of more dims than a rule has.

@@ -38,9 +38,9 @@ pub(super) fn reshaped(before: &[i64], after: &[i64], specs: &Specs) -> Option<S
 
 /// A dim of a shape in a reshape to one with more dims.
 enum Group {
-    /// It stays.
+    /// The dim stays.
     Kept,
-    /// It becomes several of these sizes.
+    /// The dim becomes several of these sizes.
     Split(Vec<i64>),
 }
 

@@ -18,7 +18,7 @@ pub struct Op<'a> {
     pub rule: &'a Rule,
     /// The shapes of operands and results.
     pub shapes: &'a [&'a [i64]],
-    /// Their layouts; of none, the policy gives one.
+    /// The layouts of operands and results; where one has none, the policy gives one.
     pub layouts: &'a [Option<Specs>],
     /// The bytes of an element.
     pub itemsize: i64,

@@ -17,7 +17,7 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Those of values of these shapes, of which each has the layout of one that is the `same`, in ops and edges to results.
+    /// The uses of values of these shapes, each with the layout of one that is the `same`, in ops and edges to results.
     pub(super) fn new(shapes: &[Arc<[i64]>], same: &[usize], ops: &[Node], outputs: &[Node]) -> Self {
         let count = shapes.len();
         let (mut of, mut users, mut makers) = (vec![Vec::new(); count], vec![Vec::new(); count], vec![None; count]);

@@ -57,7 +57,7 @@ struct Passes<'a> {
     flow: &'a Flow,
     uses: &'a Uses,
     values: Vec<Value>,
-    /// Those of the flow's nodes, then of its outputs.
+    /// The visits of the flow's nodes, then of its outputs.
     ops: Vec<Visited>,
     /// The number of visits.
     visits: usize,
@@ -250,7 +250,7 @@ fn all_equal<'a>(held: impl Iterator<Item = &'a Held>) -> bool {
     ranked.all(|held| Some(held.specs) == first.map(|first| first.specs))
 }
 
-/// Which way the cut of a factor goes in a round: the ways of that round and of those before it.
+/// The direction in which the cut of a factor goes in a round: by the ways of that round and of those before it.
 fn direction(way: Way, kind: Kind, shared: bool, round: usize) -> Direction {
     let broadcast = if way == Way::Broadcast { Direction::Backward } else { Direction::Both };
     let early = match way {

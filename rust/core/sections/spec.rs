@@ -12,7 +12,7 @@ use crate::{
 pub enum Factor {
     /// A known one.
     Known(i64),
-    /// This number times the size that makes the parts add up to the dim, which is one size for all parts of the dim.
+    /// A multiple of the size that makes the parts add up to the dim, which is one size for all parts of the dim.
     Free(i64),
 }
 

@@ -86,7 +86,7 @@ type SaidOp<'py> = (
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Computation {
     core: Arc<CoreComputation>,
-    /// Its ops as layouts go through them, once they have.
+    /// The ops as layouts go through them, once they have.
     ops: OnceLock<Arc<Ops>>,
 }
 

@@ -19,8 +19,8 @@ from .compiled import sharded_value
 
 __all__ = ["initial_value", "local_data", "sharding_of"]
 
-#: Up to this size a value is computed whole and then placed: compiling its initializer takes a second, placing it a
-#: millisecond, and the memory that it occupies meanwhile does not matter.
+#: The most bytes of a value that is computed whole and then placed: compiling its initializer takes a second, placing
+#: it a millisecond, and the memory that it occupies meanwhile does not matter.
 _WHOLE_BYTES = 4 * 2**20
 
 #: Initializers that numpy can also do, shard by shard, at any size.

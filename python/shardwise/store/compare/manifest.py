@@ -1,4 +1,4 @@
-"""Which files of a checkpoint hold which boxes, as a manifest."""
+"""Manifests of checkpoints: the boxes that each of its files holds."""
 
 from __future__ import annotations
 

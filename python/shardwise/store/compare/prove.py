@@ -370,14 +370,14 @@ def _files_of(path: Location, manifest: Mapping[str, Any]) -> dict[Location, Map
 
 
 def _digest_in(files: Mapping[Location, Mapping[str, Any]], file: Location, name: str) -> str | None:
-    """The digest that a manifest states for what a file holds of a tensor."""
+    """Return the digest that a manifest states for what a file holds of a tensor."""
     digests = files.get(file, {}).get("digests")
     found = digests.get(name) if isinstance(digests, dict) else None
     return found if isinstance(found, str) else None
 
 
 def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
-    """The digests that were written next to the tensors."""
+    """Return the digests that were written next to the tensors."""
     if manifest is not None:
         tensors: dict[str, Any] = manifest["tensors"]
         return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}

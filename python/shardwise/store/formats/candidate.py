@@ -41,7 +41,7 @@ class Candidate:
         return tuple(sorted(names))
 
     def matching(self, pattern: str) -> list[str]:
-        """The names in the folder that match a regular expression as a whole."""
+        """Return the names in the folder that match a regular expression as a whole."""
         compiled = re.compile(pattern)
         return [name for name in self.names if compiled.fullmatch(name)]
 

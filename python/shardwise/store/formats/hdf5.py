@@ -124,7 +124,7 @@ def read_datasets(
     """Add the datasets of a file to mappings by path: tensors, values of other types, and unreadable ones.
 
     Args:
-        file: The file.
+        file: An open HDF5 file.
         tensors: Gets the tensors.
         objects: Gets the values.
         unreadable: Gets the reason why a dataset cannot be read.

@@ -36,7 +36,7 @@ class Directed:
         return self.relation.used if self.is_back else frozenset([self.relation.target])
 
     def named(self) -> list[str]:
-        """The names that become templates: those of the parts, then that of the whole."""
+        """Return the names that become templates: those of the parts, then that of the whole."""
         return [*self.relation.parts.values(), self.relation.target]
 
 

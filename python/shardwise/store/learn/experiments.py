@@ -34,7 +34,7 @@ _IGNORED = re.compile(
     r"|problem_type|\w*token_id\w*|\w*token_index|initializer_\w+|\w*(?:id2label|label2id)\b.*|rope_(?:parameters|scaling|theta)\b.*"
     r"|chunk_size_feed_forward|is_encoder_decoder|attn_implementation|\w*_dropout\w*|\w*eps\w*)"
 )
-#: Other values of a text, which some types have.
+#: The values of texts that some types have besides the usual one.
 _TEXTS = ("gelu", "silu", "relu", "relu2")
 #: Kinds of layers in lists of them.
 _KINDS = (

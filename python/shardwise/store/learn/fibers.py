@@ -26,7 +26,7 @@ __all__ = ["Fibers", "Match", "fibers_of", "find_match", "unseen"]
 
 #: The number of elements from the middle of a fiber that are compared; of fibers up to twice as long, all are.
 _WINDOW = 16
-#: If a window of elements is in shorter runs of bytes than this, everything between them is read too.
+#: The least run of bytes of a window that is read by itself; between shorter ones everything is read too.
 _SHORT = 1 << 16
 #: About how many bytes of memory a fiber takes during the search.
 _BYTES_EACH = 64

@@ -98,7 +98,7 @@ def nbytes_of(made: Assembled) -> int:
 
 
 def expression_for(names: Collection[str], others: Collection[str]) -> str | None:
-    """A regular expression that is found in all of these names and in none of the others; `None` if none is short.
+    """Return a regular expression that is found in all of these names and in no other; `None` if none is short.
 
     >>> expression_for(["optimizer.a.0", "optimizer.b"], ["optimizer.a.0", "optimizer.b", "model.a.0"])
     '^(optimizer)[.]'

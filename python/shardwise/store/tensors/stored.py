@@ -243,7 +243,7 @@ class StoredTensor(Drawn, ReadsFiles):
         return found
 
     def packed_bytes(self) -> StoredTensor:
-        """The bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
+        """Return the bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
 
         Raises:
             ParseError: if a piece of the tensor begins or ends within a byte.

@@ -170,7 +170,7 @@ class ListedPieces(Sequence[StoredPiece]):
         return self._make(position, box)
 
     def extents(self) -> Pieces:
-        """The place of each, as `StoredPiece.extent` says it, as one table."""
+        """Return the place of each, as `StoredPiece.extent` says it, as one table."""
         return Pieces.of((piece.extent() for piece in self), self.boxes.shape[1])
 
     def __len__(self) -> int:
@@ -187,7 +187,7 @@ class ListedPieces(Sequence[StoredPiece]):
 
 
 def decoding_memory(memory: int | None, nbytes: int) -> int:
-    """The bytes that decoding a chunk may take where so many are read."""
+    """Return the bytes that decoding a chunk may take where so many are read."""
     return max(_MEMORY, 2 * nbytes) if memory is None else integer("memory", memory)
 
 

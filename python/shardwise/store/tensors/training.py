@@ -185,7 +185,7 @@ Total(kind='step', tensors=1, bytes=4)
 
 
 def _above(path: str) -> Iterator[str]:
-    """The paths within which this one lies, each with its dot."""
+    """Yield the paths within which this one lies, each with its dot."""
     while path:
         path = path[: path.rstrip(".").rfind(".") + 1]
         yield path
@@ -222,7 +222,7 @@ def totals_text(totals: Iterable[Total]) -> str:
 
 
 def totals_dict(totals: Iterable[Total]) -> dict[str, Any]:
-    """The entry for JSON: tensors and bytes of weights and of the state, and of each kind of state."""
+    """Return the entry for JSON: tensors and bytes of weights and of the state, and of each kind of state."""
     weights, *kinds = totals
     return {
         "weights": {"tensors": weights.tensors, "bytes": weights.bytes},

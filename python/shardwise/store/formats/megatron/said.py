@@ -180,7 +180,7 @@ def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, lis
     """Return the names of each group's parameters, by Megatron's own rule; empty if the rule leaves a choice.
 
     Args:
-        groups: The groups.
+        groups: The groups of the optimizer, in its order.
         decays: For each parameter, whether it is a matrix and not a bias, and so has weight decay.
     """
     number_of = {group.decays: number for number, group in enumerate(groups)}

@@ -78,7 +78,7 @@ class OptimizerDict(NamedTuple):
         return all(type(key) is int for key in keys)
 
     def said_names(self) -> dict[int, str] | None:
-        """The parameters' names in the order of their numbers, if all groups state them; else `None`."""
+        """Return the parameters' names in the order of their numbers, if all groups state them; else `None`."""
         found: dict[int, str] = {}
         for group, params in zip(self.groups, self.params, strict=True):
             names = group.get("param_names")

@@ -99,7 +99,7 @@ class StateDicts:
         """Add a file's contents; the states of its optimizers are named later, by `name_optimizers`.
 
         Args:
-            file: The file.
+            file: A container of `torch.save`.
             within: The keys before those in the file.
         """
         container = Container(file)

@@ -69,7 +69,7 @@ def with_training_files(
 
     Args:
         checkpoint: The model, open; it is closed if there is an error.
-        folder: Its folder.
+        folder: The folder that the model is in.
         parameter_names: The names of the parameters in the order of the optimizer's numbers, if the caller knows them.
 
     Raises:

@@ -84,7 +84,7 @@ def fsdp_files(
         nested: The nested dict of the tensors.
         wanted: The tensors.
         aliases: Further names of tensors.
-        ranks: The ranks.
+        ranks: The ranks of the mesh, in its order.
         value: Makes a value of a name and its bytes, to be written after the tensors.
         device: The kind of the mesh's devices.
 

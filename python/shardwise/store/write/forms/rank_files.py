@@ -105,7 +105,7 @@ class RankFile(SafetensorsFile):
         return self.start + int(_array_bytes(self.boxes).sum())
 
     def array_at(self, number: int) -> FileArray | None:
-        """The array that begins with a slot; None if it began with an earlier one."""
+        """Return the array that begins with a slot; None if it began with an earlier one."""
         slots = self.slots
         tensor = int(slots.tensors[number])
         if number and slots.tensors[number - 1] == tensor:
@@ -159,7 +159,7 @@ def slot_bounds(slots: Slots) -> list[tuple[int, int]]:
 
 
 def _array_bytes(slots: Slots) -> npt.NDArray[np.int64]:
-    """The bytes of the array of each tensor of a file."""
+    """Return the bytes of the array of each tensor of a file."""
     firsts = np.array([first for first, _ in slot_bounds(slots)], np.int64)
     return slots.table.array_bytes(slots.tensors[firsts], slots.places[firsts])
 
@@ -175,7 +175,7 @@ def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
 def rank_files(
     wanted: Sequence[CutTensor], ranks: FileRanks, metadata: Mapping[str, str], form: str, most: int
 ) -> tuple[list[RankFile], bytes]:
-    """A file for each rank, or several; and the text that says which.
+    """Return a file for each rank, or several; and the text that says which.
 
     Args:
         wanted: The tensors; those that are not cut are in the files of all ranks.

@@ -20,7 +20,7 @@ __all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "
 
 #: The number of slots that are made at a time in an iteration over a file's slots.
 _CHUNK = 4096
-#: Up to this number of slots, sizes are worked out in a loop, which is faster than with arrays.
+#: The most slots whose sizes are worked out in a loop, which is faster than with arrays.
 _FEW = 8
 _LARGEST = 2**63 - 1
 
@@ -297,7 +297,7 @@ class Slots(Sequence[Slot]):
         return self._nbytes
 
     def strides(self, index: int) -> tuple[int, ...]:
-        """The bytes from one element of a slot to the next, per dim."""
+        """Return the bytes from one element of a slot to the next, per dim."""
         tensors, places = self.tensors[index : index + 1], self.places[index : index + 1]
         found = self.table.strides(tensors, places, int(self.table.ranks[tensors[0]]))
         return tuple(found[0].tolist())
@@ -375,7 +375,7 @@ def _unpickled(own: _TableRows, inner: Numbers, places: Numbers, begins: Numbers
 
 
 def digits_of(numbers: Numbers) -> Numbers:
-    """The number of decimal digits of numbers that are not negative.
+    """Return the number of decimal digits of numbers that are not negative.
 
     >>> digits_of(np.array([0, 9, 10, 2**63 - 1])).tolist()
     [1, 1, 2, 19]

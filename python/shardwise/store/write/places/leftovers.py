@@ -23,7 +23,7 @@ _PLAN = re.compile(r"[0-9a-f]{16}")
 
 
 def unfinished_name(number: int, name: str) -> str:
-    """The name that a file of a plan has in the folder of unfinished files, in which there are no folders.
+    """Return the name that a file of a plan has in the folder of unfinished files, in which there are no folders.
 
     >>> unfinished_name(3, "model.safetensors"), unfinished_name(4, "step/zero/w/fp32.pt")
     ('model.safetensors', '4.unfinished')

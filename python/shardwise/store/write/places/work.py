@@ -37,7 +37,7 @@ MEMORY = 256 * 2**20
 RETRIES = 2
 #: The number of tasks per worker that are under way or waiting.
 _WINDOW = 2
-#: With less memory per thread, fewer threads with larger buffers are better.
+#: The least memory per thread: with less, fewer threads with larger buffers are better.
 _SMALL = 512 * 2**10
 #: The work, in bytes, that one thread does in the time that another takes to start.
 _PARALLEL_FROM = 4 * 2**20

@@ -333,7 +333,7 @@ def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> No
     A tensor without elements must have exactly one slot.
 
     Args:
-        plan: The plan.
+        plan: A plan that was read, with tables that contradict neither each other nor the file.
         numbers: The tensor of each slot.
         places: The place of each slot's box in the pool.
     """

@@ -45,7 +45,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 _MOST_SHARED_TASK = 256 * 2**20
 #: Tasks share objects only if at most one byte in this many is in pieces too short for a part.
 _MOST_REMAINDER = 4
-#: With more slots than this, each task makes a whole object.
+#: The most slots with which tasks share objects; with more, each task makes a whole object.
 _MOST_SLOTS = 2**17
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
@@ -57,6 +57,7 @@ class CheckpointContents:
 
     Attributes:
         wanted: its tensors, each once.
+        files: its files, with their slots.
         form: its format, or `"rank"` for the file of one rank.
         metadata: texts for the headers.
         aliases: further names of tensors, each with the name under which the elements are written.

@@ -1,4 +1,4 @@
-"""From a request to a plan: which tensors are written, which must be converted first, and what to warn of."""
+"""The way from a request to a plan: the tensors that are written, those that must be converted first, and warnings."""
 
 from __future__ import annotations
 
