@@ -6,19 +6,18 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...._arguments import integer
 from ....conversion.tables import Wanted
-from ....errors import LayoutError, SizeOverflowError
+from ....errors import SizeOverflowError
 from ....pieces import NO_PIECES, Pieces
 from ...data.block_lists import InMemory, Section
 from ...data.files import Holder
 from ...data.location import absolute
-from ...data.sources import source_for
+from ...data.sources import Source, source_for
 from ...tensors.checkpoint import KeyPath
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN
@@ -77,48 +76,12 @@ class CheckpointContents:
 
 
 def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
-    """Return the plan of a checkpoint with these contents.
-
-    Raises:
-        LayoutError: if `task_bytes` is too small.
-    """
-    path, task_bytes, memory = request.target, request.task_bytes, request.memory
-    wanted, files, form, beside = contents.wanted, contents.files, contents.form, contents.beside
-    cuts = contents.cuts or [{}] * len(wanted)
-    total = sum(tensor.nbytes for tensor in wanted)
-    if task_bytes is not None and integer("task_bytes", task_bytes) < LEAST_ASKED:
-        raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
-    held = _Holders()
-    tensors = blank("tensors", len(wanted))
-    ends = dict.fromkeys(("name", "shape", "sources", "replicas"), 0)
-    lists: dict[str, list[Any]] = {column: [] for column in ends}
-    dtypes: dict[str, int] = {}
-    kinds = {id(cut): cut for cut in cuts if cut}
-    at_cut = {which: number for number, which in enumerate(kinds)}
-    for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
-        others = tensor.replicas if request.compares else NO_PIECES
-        if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
-            is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
-            others = others.chosen(np.flatnonzero(is_file[others.numbers]))
-        added: dict[str, Any] = {
-            "name": tensor.name.encode(),
-            "shape": tensor.shape,
-            "sources": held.rows(tensor.pieces, tensor.itemsize),
-            "replicas": held.rows(others, tensor.itemsize),
-        }
-        for column, more in added.items():
-            lists[column].append(more)
-            ends[column] += len(more)
-        dtype = dtypes.setdefault(tensor.dtype.name, len(dtypes))
-        tensors[number] = TensorRow(
-            **ends, targets=0, dtype=dtype, cut=at_cut.get(id(cut), -1), is_object=tensor.is_object
-        )
+    """Return the plan of a checkpoint with these contents."""
+    wanted, files, beside = contents.wanted, contents.files, contents.beside
+    tables = _tensor_tables(contents, compares=request.compares)
+    tensors, lists, held = tables.tensors, tables.lists, tables.held
     sources = [source_for(holder, *span) for holder, span in zip(held.holders, held.spans, strict=True)]
-    is_given = task_bytes is not None
-    if task_bytes is None:
-        task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
-        if any(source.is_fetched for source in sources):
-            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
+    task_bytes = _task_bytes(request, sum(tensor.nbytes for tensor in wanted), sources)
     targets, written = target_rows(files, len(wanted))
     tensors["targets"] = np.cumsum(written)
     counts = (np.diff(tensors["sources"], prepend=0) + np.diff(tensors["replicas"], prepend=0)).tolist()
@@ -126,7 +89,7 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
         (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
         for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
     )
-    runs = np.zeros((0, 7), np.int64) if takes_whole_files(path) else task_runs(shapes, task_bytes)
+    runs = np.zeros((0, 7), np.int64) if takes_whole_files(request.target) else task_runs(shapes, task_bytes)
     lines = [source.stated().encode() for source in sources]
     names = [file.name.encode() for file in files]
     sections: dict[str, Section] = {
@@ -143,7 +106,7 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
         "sources": InMemory(b"".join(lines)),
         "source_ends": InMemory(np.cumsum([len(line) for line in lines], dtype=np.int64)),
         "runs": InMemory(runs),
-        "again": InMemory(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
+        "again": InMemory(repeated_slots(files) if WRITTEN[contents.form].has_arrays else b""),
         **{name: InMemory(b"") for name in ("order", "shares", "share_ends")},
         "aliases": InMemory(json.dumps(dict(contents.aliases)).encode()),
         "beside": InMemory(b"".join(beside.values())),
@@ -151,23 +114,87 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
             json.dumps({name: at for name, at in contents.paths.items() if tuple(at) != (name,)}).encode()
         ),
     }
-    place = absolute(path)
+    place = absolute(request.target)
     head = {
         "path": str(place),
-        "form": form,
+        "form": contents.form,
         "task_bytes": task_bytes,
         "metadata": dict(contents.metadata),
-        "dtypes": list(dtypes),
-        "cuts": list(kinds.values()),
+        "dtypes": tables.dtypes,
+        "cuts": tables.cuts,
         "beside": {name: len(text) for name, text in beside.items()},
     }
     plan = CheckpointPlan.of_sections(head, sections, path=place, sources=sources, files=list(files))
-    limits = part_limits(place)
+    return _shared(plan, request)
+
+
+class _TensorTables(NamedTuple):
+    """The tensors of a plan.
+
+    Attributes:
+        tensors: A row for each, without its targets.
+        lists: The names, shapes, rows of sources and rows of replicas of all tensors, by column.
+        dtypes: The names of the dtypes that rows have the numbers of.
+        cuts: The cuts that rows have the numbers of.
+        held: The files and arrays that sources and replicas are in.
+    """
+
+    tensors: npt.NDArray[Any]
+    lists: dict[str, list[Any]]
+    dtypes: list[str]
+    cuts: list[dict[str, Any]]
+    held: _Holders
+
+
+def _tensor_tables(contents: CheckpointContents, *, compares: bool) -> _TensorTables:
+    wanted, cuts = contents.wanted, contents.cuts or [{}] * len(contents.wanted)
+    held = _Holders()
+    tensors = blank("tensors", len(wanted))
+    ends = dict.fromkeys(("name", "shape", "sources", "replicas"), 0)
+    lists: dict[str, list[Any]] = {column: [] for column in ends}
+    dtypes: dict[str, int] = {}
+    kinds = {id(cut): cut for cut in cuts if cut}
+    at_cut = {which: number for number, which in enumerate(kinds)}
+    for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
+        others = tensor.replicas if compares else NO_PIECES
+        if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
+            is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
+            others = others.chosen(np.flatnonzero(is_file[others.numbers]))
+        added: dict[str, Any] = {
+            "name": tensor.name.encode(),
+            "shape": tensor.shape,
+            "sources": held.rows(tensor.pieces, tensor.itemsize),
+            "replicas": held.rows(others, tensor.itemsize),
+        }
+        for column, more in added.items():
+            lists[column].append(more)
+            ends[column] += len(more)
+        dtype = dtypes.setdefault(tensor.dtype.name, len(dtypes))
+        tensors[number] = TensorRow(
+            **ends, targets=0, dtype=dtype, cut=at_cut.get(id(cut), -1), is_object=tensor.is_object
+        )
+    return _TensorTables(tensors, lists, list(dtypes), list(kinds.values()), held)
+
+
+def _task_bytes(request: Request, total: int, sources: Iterable[Source]) -> int:
+    """Return the most bytes that a task writes, of a checkpoint of `total` bytes."""
+    if request.task_bytes is not None:
+        return request.task_bytes
+    if any(source.is_fetched for source in sources):
+        return max(min(request.memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
+    return min(max(total // _TASKS, _LEAST_TASK), _TASK)
+
+
+def _shared(plan: CheckpointPlan, request: Request) -> CheckpointPlan:
+    """Return a plan with tasks that share objects, if its files are so large, and its place takes parts of objects."""
+    limits = part_limits(plan.path)
     if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
         return plan
-    each = memory // request.workers
+    each = request.memory // request.workers
     # What a task writes and, at most four times, what it fetches is to be in the memory.
-    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_SHARED_TASK)}
+    sizes = {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_SHARED_TASK)}
+    if request.task_bytes is not None:
+        sizes = {request.task_bytes}
     tried = (with_shares(plan, limits, size, each) for size in sorted(sizes) if size >= LEAST_ASKED)
     return next((shared for shared in tried if shared is not None), plan)
 

@@ -25,6 +25,7 @@ from ...rewritten.convert import Overflow, checked_overflow, is_float
 from ...rewritten.names import Naming, checked_which, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
+from ..plan.data import LEAST_ASKED
 
 __all__ = ["FILE_BYTES", "CutsAndRewrites", "Request", "RulesFile", "placing_over"]
 
@@ -101,6 +102,11 @@ class Request:
         object.__setattr__(self, "max_file_bytes", most)
         if self.rank is not None:
             object.__setattr__(self, "rank", integer("rank", self.rank))
+        if self.task_bytes is not None:
+            asked = integer("task_bytes", self.task_bytes)
+            if asked < LEAST_ASKED:
+                raise LayoutError(f"task_bytes is {asked}; it must be at least {LEAST_ASKED}")
+            object.__setattr__(self, "task_bytes", asked)
 
 
 @dataclass(frozen=True)
