@@ -80,7 +80,9 @@ def test_every_command_has_examples_that_it_takes_and_a_page() -> None:
         assert len(examples) == 2
         for example in examples:
             assert parse_arguments(shlex.split(example)).command == name
-        assert (DOCS / PAGES[name]).is_file()
+        page, _, anchor = PAGES[name].partition("#")
+        headings = re.findall(r"^#+ (.+)", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in ("", *(heading.lower().replace(" ", "-") for heading in headings))
 
 
 def test_help_shows_options_in_groups_with_examples_and_the_page() -> None:

@@ -194,3 +194,8 @@ def test_types_that_were_learned_are_known_without_transformers() -> None:
     assert inner == shapes
     with refused(sw.ParseError, "architectures", "GemmaForCausalLM"):
         model_shapes({**config, "architectures": ["GemmaForSequenceClassification"]})
+
+
+def test_a_configuration_without_a_type_is_like_no_type() -> None:
+    with refused(sw.ParseError, "model_type is None", "other types are known; `shardwise rules"):
+        model_shapes({"hidden_size": 8})

@@ -307,7 +307,7 @@ def model_shapes(config: Config, rules: str | os.PathLike[str] | None = None) ->
         with importing:
             from difflib import get_close_matches  # Slow to import.
 
-        near = [one for kind in types for one in get_close_matches(str(kind), known)]
+        near = [one for kind in parts for one in get_close_matches(kind, known)]
         also = f", such as {', '.join(dict.fromkeys(near))}" if near else ""
         raise ParseError(
             f"the configuration: model_type is {given}; the tensors of {len(known)} other types are known{also}; "
