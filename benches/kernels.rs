@@ -159,12 +159,12 @@ fn runs(c: &mut Criterion) {
     group.finish();
 }
 
-fn dims(name: &str, dims: &[i64]) -> (String, Attribute) {
-    (name.to_owned(), Attribute::Integers(dims.to_vec()))
+fn dims<'a>(name: &'a str, dims: &[i64]) -> (&'a str, Attribute) {
+    (name, Attribute::Integers(dims.to_vec()))
 }
 
 /// The attributes of a product of the last dim of one tensor and the first of another.
-fn product(last: i64) -> Attributes {
+fn product(last: i64) -> Attributes<'static> {
     Attributes(vec![dims("lhs_contracting_dimensions", &[last]), dims("rhs_contracting_dimensions", &[0])])
 }
 
@@ -177,7 +177,7 @@ fn rules(c: &mut Criterion) {
     let permutation = Attributes(vec![dims("permutation", &[0, 2, 1, 3])]);
     let none = Attributes::default();
     let attributes = product(2);
-    let mut time = |op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes| {
+    let mut time = |op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes<'_>| {
         group.bench_function(op, |b| b.iter(|| rule(op, black_box(operands), results, attributes).unwrap()));
     };
     time("dot_general", &[x, w], &[y], &attributes);
@@ -192,7 +192,7 @@ fn layouts(c: &mut Criterion) {
     let mut group = c.benchmark_group("layouts of ops");
     let (x, w): (Arc<[i64]>, Arc<[i64]>) = (Arc::from([64, 128]), Arc::from([128, 128]));
     let f32: Arc<str> = Arc::from("float32");
-    let ruled = |op: &str, operands: &[&[i64]], attributes: &Attributes| {
+    let ruled = |op: &str, operands: &[&[i64]], attributes: &Attributes<'_>| {
         let rule = rule(op, operands, &[&x], attributes).unwrap();
         let shapes = operands.iter().copied().chain([&*x]).map(Arc::from).collect();
         Arc::new(Ruled { name: op.to_owned(), rule, shapes, feature: None })

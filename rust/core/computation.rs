@@ -47,10 +47,21 @@ pub enum Does {
     While([Arc<Computation>; 2]),
     /// The computation of these that the first operand numbers; it takes the other operands.
     Case(Vec<Arc<Computation>>),
-    /// The result is the operand, of which each dim has these axes, and perhaps may have more.
-    Constraint(Vec<Vec<String>>, Vec<bool>),
+    /// The result is the operand, in a layout.
+    Constraint(Arc<Constraint>),
     /// A factor rule.
     Rule(Arc<Ruled>),
+}
+
+/// A layout that an op gives its operand.
+#[derive(Debug)]
+pub struct Constraint {
+    /// The axes of each dim.
+    pub axes: Vec<Vec<String>>,
+    /// True for each dim that may have more.
+    pub open: Vec<bool>,
+    /// The op in the computation and its line of the source, for messages.
+    pub place: String,
 }
 
 /// An op with a factor rule, one for all that are alike.
@@ -98,8 +109,8 @@ impl Computation {
                         };
                         !branches.is_empty() && branches.iter().all(fits)
                     }
-                    Does::Constraint(axes, _) => {
-                        values.len() == 2 && op.results.len() == 1 && axes.len() == self.shapes[op.results[0]].len()
+                    Does::Constraint(to) => {
+                        values.len() == 2 && op.results.len() == 1 && to.axes.len() == self.shapes[op.results[0]].len()
                     }
                     Does::Rule(ruled) => fits(&ruled.rule, &values),
                 }

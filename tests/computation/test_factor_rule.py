@@ -144,6 +144,9 @@ def test_a_rule_says_what_it_is() -> None:
     assert repr(rule) == "FactorRule('([ij,k])->([i,j,k])', sizes={'i': 2, 'j': 4, 'k': 24})"
     top = factor_rule("top_k", [(4, 8)], [(4, 2), (4, 2)])
     assert (top.kinds["j"], top.blocked) == ("whole", ("j",))
+    assert factor_rule("lu", [(2, 4, 3)], [(2, 4, 3), (2, 3), (2, 4)]) == FactorRule(
+        "([b,m,n])->([b,m,n],[b,k],[b,l])", whole="mnkl"
+    ).of([(2, 4, 3)], [(2, 4, 3), (2, 3), (2, 4)])
     assert factor_rule("scatter", [(8,), (4, 1), (4,)], [(8,)], body="maximum", **one_each()).reduction == "maximum"
 
 
@@ -199,8 +202,15 @@ def test_sizes_come_from_shapes() -> None:
             "of dim 0, of size 6, it takes 1 to 9 by 1",
         ),
         ("transpose", [(6, 2)], [(2, 6)], {"permutation": [0, 0]}, "`permutation` is .0, 0."),
-        ("sort", [(6,)], [(6,)], {"dimension": 1}, "`dimension` is not one of the 1 dims"),
+        ("sort", [(6,)], [(6,)], {"dimension": 1}, "`dimension` is 1; it must be at least 0 and less than 1"),
         ("reduce", [(2,), ()], [()], {"dimensions": [1], "body": "add"}, "`dimensions` is .1.; it must list dims"),
+        (
+            "svd",
+            [(4, 6)],
+            [(6,)],
+            {},
+            r'have the shapes \[\[6\]\]; of \[4, 6\], m x n, they must be one of \["k", "k mk kn"',
+        ),
         (
             "scatter",
             [(8,), (4, 1), (4,)],

@@ -188,7 +188,7 @@ def whole_numbers(x: Any) -> Any:
     both = jax.lax.sort((few, n), num_keys=2)
     bits = (
         jax.lax.reduce(n, n.dtype.type(start), of, (0,))
-        for start, of in ((-1, jax.lax.bitwise_and), (0, jax.lax.bitwise_or))
+        for start, of in ((-1, jax.lax.bitwise_and), (0, jax.lax.bitwise_or), (5, jax.lax.bitwise_xor))
     )
     ends = jnp.argmin(jnp.abs(few) + 3, 1), jnp.argmax(few - 9, 0), (few - 9).max(0), jax.lax.cummin(few + 9, 1)
     product = jax.lax.dot(n, n, preferred_element_type=jnp.int32)
@@ -206,7 +206,20 @@ def grouped(x: Any) -> Any:
     return jax.grad(convolved, (0, 1))(x.reshape(2, 4, 2, 4), x[:4, :6].reshape(6, 2, 2, 1)), put
 
 
-@pytest.mark.parametrize("function", [places, parts, narrow, pooled, whole_numbers, grouped])
+def reduced(x: Any) -> Any:
+    """Reduce by functions that are one op, from where another value is."""
+    least = jax.lax.reduce(x, x[0, 0], lambda a, b: jnp.minimum(b, a), (0,))
+    both = jax.lax.reduce((x, -x), (x[0, 0], x[1, 1]), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,))
+    return least, both, jax.lax.reduce(x > 0, x[0, 0] > 0, jnp.logical_and, (0, 1))
+
+
+def decomposed(x: Any) -> Any:
+    matrices = (x + 9 * jnp.eye(8)).reshape(8, 4, 2)
+    (u, values, v), (q, r) = jnp.linalg.svd(matrices, full_matrices=False), jnp.linalg.qr(matrices)
+    return (u * values[:, None]) @ v, q @ r, jax.lax.linalg.lu(matrices), jnp.linalg.svd(matrices.mT, compute_uv=False)
+
+
+@pytest.mark.parametrize("function", [places, parts, narrow, pooled, whole_numbers, grouped, reduced, decomposed])
 @pytest.mark.parametrize("layout", [("dp", "tp"), (None, ("tp", "dp")), ("tp", None)])
 def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
     x = np.random.default_rng(5).permutation(64).reshape(8, 8).astype("float32") / 16 - 2
@@ -263,6 +276,33 @@ def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
     with pytest.warns(UserWarning, match=f"no rule is known for '{name}'"):
         whole = computation_from_jax(drawn, shape(8), unknown="whole")
     assert {move.bytes for move in propagate(whole, [("dp",)], mesh=MESH).moves} == {16}
+
+
+def test_what_is_written_for_one_device_is_to_be_written_for_all() -> None:
+    mesh, spec = jax.sharding.AbstractMesh((2, 4), ("dp", "tp")), jax.sharding.PartitionSpec
+
+    def of_shards(x: Any) -> Any:
+        return jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec("dp"), out_specs=spec("dp"))(x)
+
+    with pytest.raises(sw.LayoutError, match=r"'shard_map' .*, a function of one device's shards; trace that of whole"):
+        computation_from_jax(of_shards, shape(8, 8))
+    given = computation_from_jax(of_shards, shape(8, 8), rules={"shard_map": FactorRule("([i,j])->([i,j])")})
+    plain = computation_from_jax(jnp.sin, shape(8, 8))
+    for computation in (given, plain):
+        found = propagate(computation, [("dp", None)], mesh=MESH)
+        assert (found.results, found.moves) == ((sw.TensorLayout(("dp", None), MESH),), ())
+
+
+def test_a_reduction_by_several_ops_is_not_known() -> None:
+    def reduced(x: Any) -> Any:
+        return jax.lax.reduce(x, 1.0, lambda a, b: a * b + 1, (0,))
+
+    with pytest.raises(sw.LayoutError, match=r"'reduce' .*, a reduction by a function that is not one op such as"):
+        computation_from_jax(reduced, shape(8, 8))
+    with pytest.warns(UserWarning, match="no rule is known for 'reduce'"):
+        whole = computation_from_jax(reduced, shape(8, 8), unknown="whole")
+    assert Computation.from_json(whole.to_json()) == whole
+    assert [move.kinds for move in propagate(whole, [("dp", None)], mesh=MESH).moves] == ["all-gather over dp"]
 
 
 def special(x: Any) -> Any:

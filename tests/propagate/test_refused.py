@@ -20,6 +20,13 @@ def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"ops": [{"op": "constraint", "in": [0], "out": [[[8, 4], F]], "attrs": attributes}]}
 
 
+#: A constraint over an axis that the mesh lacks.
+HELD: dict[str, Any] = {
+    "ops": [constrained({"axes": [["z"], []]})["ops"][0] | {"source": "model.py:9"}],
+    "outputs": [2],
+}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -90,6 +97,10 @@ def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tm
         (lambda one: one.run(["a", 1]), r"arrays\[0\] cannot be of dtype float32: "),
         (lambda _: FactorRule("([i])->([i])", sizes=cast(Any, [1])), "sizes must be a Mapping, got list"),
         (lambda _: FactorRule("([i])->([i])", sum=cast(Any, None)), "sum must be the names of factors, got None"),
+        (
+            lambda one: propagate(Computation.from_json(one.to_json() | HELD), [None] * 2, mesh=MESH),
+            r"ops\[0\] \(model.py:9\): op \"constraint\": axes names axis \"z\"",
+        ),
         (
             lambda _: propagate(Computation([[(4,), "f99"]], [], [0]), [("x",)], mesh=MESH),
             "a value of the computation has the dtype 'f99', whose size is not known",

@@ -54,7 +54,7 @@ def values_of(case: OpCase) -> list[Array]:
     rng = np.random.default_rng(case.seed)
     arrays: list[Array] = [rng.integers(-4, 5, shape).astype(np.float64) for shape in case.operands]
     attributes = case.attributes
-    if attributes.get("body") in ("and", "or"):
+    if attributes.get("body") in ("and", "or", "xor"):
         arrays = [array.astype(np.int64) for array in arrays]
     if case.op in ("gather", "scatter"):
         shape = case.operands[0]
@@ -292,7 +292,7 @@ def looked_up(rng: random.Random) -> OpCase:
 
 def other(rng: random.Random) -> OpCase:
     """Sorts, decompositions, transforms, normalisation."""
-    op = rng.choice(("sort", "top_k", "cholesky", "triangular_solve", "fft", "batch_norm_inference"))
+    op = rng.choice(("sort", "top_k", "cholesky", "lu", "qr", "svd", "triangular_solve", "fft", "batch_norm_inference"))
     shape, side = shape_of(rng), rng.choice((2, 4))
     last = len(shape) - 1
     if op == "sort":
@@ -302,6 +302,15 @@ def other(rng: random.Random) -> OpCase:
         return OpCase(op, (shape,), (kept, kept), {})
     if op == "cholesky":
         return OpCase(op, ((*shape[:2], side, side),), ((*shape[:2], side, side),), {})
+    if op in ("lu", "qr", "svd"):
+        batch, (m, n) = shape[:2], rng.choices(SIZES, k=2)
+        k = min(m, n)
+        forms: dict[str, Any] = {
+            "lu": [((m, n), (k,), (m,))],
+            "qr": [((m, n), (k,)), ((m, k), (k, n)), ((m, m), (m, n))],
+            "svd": [((k,),), ((k,), (m, k), (k, n)), ((k,), (m, m), (n, n))],
+        }
+        return OpCase(op, ((*batch, m, n),), tuple((*batch, *sides) for sides in rng.choice(forms[op])), {})
     if op == "triangular_solve":
         left, columns = rng.random() < 0.5, rng.choice(SIZES)
         b = (*shape[:2], *((side, columns) if left else (columns, side)))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._arguments import instance, integer, path_of, sizes_of
 from .._core import Computation as CoreComputation
+from .._core import has_factor_rule
 from .._fork import importing
 from .._json import MAX_JSON, strict_json
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
-from .factor_rule import FactorRule, factor_rule
+from .factor_rule import FactorRule, check_unknown, factor_rule, whole_rule
 from .structure import STRUCTURE, check_structure
 
 if TYPE_CHECKING:
@@ -111,15 +110,7 @@ class Computation:
         names: Sequence[str] = (),
         unknown: Literal["whole"] | None = None,
     ) -> None:
-        if unknown not in (None, "whole"):
-            raise LayoutError(f"unknown is {shown(unknown)}; it must be 'whole' or None")
-        self._fill(_OpReader(unknown, 0, {}), inputs, ops, outputs, names)
-
-    @classmethod
-    def _within(cls, reader: _OpReader, said: Mapping[str, Any]) -> Computation:
-        computation = object.__new__(cls)
-        computation._fill(reader, said["inputs"], said["ops"], said["outputs"], said.get("names", ()))
-        return computation
+        self._fill(_OpReader(check_unknown(unknown), 0, {}), inputs, ops, outputs, names)
 
     def _fill(self, reader: _OpReader, inputs: Any, ops: Any, outputs: Any, names: Any) -> None:
         values = [_value(f"inputs[{number}]", value) for number, value in enumerate(_list("inputs", inputs))]
@@ -130,7 +121,7 @@ class Computation:
         self.names = tuple(instance(f"names[{at}]", name, str) for at, name in enumerate(_list("names", names)))
         if self.names and (len(self.names) != self.inputs or len({*self.names}) != self.inputs):
             raise LayoutError(f"names has {len({*self.names})} different names for {self.inputs} inputs")
-        core_ops = list(map(_core_op, self.ops))
+        core_ops = [_core_op(f"ops[{number}]", op) for number, op in enumerate(self.ops)]
         self._core = CoreComputation(self.shapes, self.dtypes, self.inputs, core_ops, self.outputs)
 
     @classmethod
@@ -141,7 +132,7 @@ class Computation:
             ParseError: if `document` is not such a mapping.
             LayoutError: as for the class.
         """
-        if not isinstance(document, Mapping) or not {"inputs", "ops", "outputs"} <= set(document):
+        if not _is_computation(document):
             raise ParseError(f"a computation must be a mapping with inputs, ops and outputs, got {shown(document)}")
         return cls(document["inputs"], document["ops"], document["outputs"], names=document.get("names", ()))
 
@@ -205,7 +196,7 @@ class Computation:
             {"op": op.name, "in": list(op.operands), "out": [self._said(result) for result in op.results]}
             | ({"attrs": given} if (given := {n: v for n, v in op.attributes.items() if n != "of_slices"}) else {})
             | ({"source": op.source} if op.source else {})
-            | ({"rule": op.rule.to_json()} if op.rule is not None and not _is_known(op.name) else {})
+            | ({"rule": op.rule.to_json()} if op.rule is not None and op.rule._core.is_named else {})
             | ({"body": op.bodies[0].to_json()} if op.name in ("call", "loop") else {})
             | ({"bodies": [body.to_json() for body in op.bodies]} if op.name in ("while", "case") else {})
             | ({"trips": op.trips} if op.name == "loop" else {})
@@ -230,14 +221,20 @@ class Computation:
         return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
 
 
-def _core_op(op: Op) -> tuple[Any, ...]:
+def _at(place: str, source: str) -> str:
+    """Return the place of an op for messages: its number and its line of the source."""
+    return f"{place}{f' ({source})' if source else ''}"
+
+
+def _core_op(place: str, op: Op) -> tuple[Any, ...]:
     """Return an op as the core takes it."""
     rule, constraint, feature = None, None, None
     if op.rule is not None:
         rule = op.rule._core
         feature = op.attributes["lhs_spec"].index("f") if "lhs_spec" in op.attributes else None
     elif op.name == "constraint":
-        constraint = [list(axes or ()) for axes in op.attributes["axes"]], list(op.attributes.get("open", ()))
+        axes = [list(axes or ()) for axes in op.attributes["axes"]]
+        constraint = axes, list(op.attributes.get("open", ())), f'{_at(place, op.source)}: op "constraint": axes'
     bodies = [body._core for body in op.bodies]
     return op.name, op.operands, op.results, rule, bodies, op.trips, constraint, feature
 
@@ -276,14 +273,14 @@ class _OpReader:
         if name == "concatenate" and _of_slices(operands, makers):
             attributes["of_slices"] = True
         shapes, results = [values[operand][0] for operand in operands], [shape for shape, _ in outs]
-        at = f"{place}{f' ({source})' if source else ''}"
+        at = _at(place, source)
         rule, trips = None, 1
         bodies: tuple[Computation, ...] = ()
         try:
             if "rule" in said:
                 rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
-            elif name not in STRUCTURE and self.unknown == "whole" and not _is_known(name):
-                rule = _whole(at, name, shapes, results)
+            elif name not in STRUCTURE and self.unknown == "whole" and not has_factor_rule(name):
+                rule = whole_rule(at, name, shapes, results)
             elif name not in STRUCTURE:
                 key = (name, repr(attributes), *shapes, None, *results)
                 rule = self.rules.get(key) or factor_rule(name, shapes, results, **attributes)
@@ -306,19 +303,12 @@ class _OpReader:
     def _body(self, place: str, said: Any) -> Computation:
         if self.depth == _DEEPEST:
             raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
-        if not isinstance(said, Mapping) or not {"inputs", "ops", "outputs"} <= set(said):
+        if not _is_computation(said):
             raise LayoutError(f"{place} must be a mapping with inputs, ops and outputs, got {shown(said)}")
-        return Computation._within(replace(self, depth=self.depth + 1), said)
-
-
-def _whole(at: str, name: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> FactorRule:
-    """Return the rule of an unknown op, all of whose factors are whole, with a warning."""
-    warnings.warn(f"{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
-    numbers = iter(range(sum(map(len, shapes)) + sum(map(len, results))))
-    factors = [[f"z_{next(numbers)}" for _ in shape] for shape in (*shapes, *results)]
-    sides = [f"[{','.join(dims)}]" for dims in factors]
-    text = f"({','.join(sides[: len(shapes)])})->({','.join(sides[len(shapes) :])})"
-    return FactorRule(text, whole=[factor for dims in factors for factor in dims]).of(shapes, results)
+        body = object.__new__(Computation)
+        within = replace(self, depth=self.depth + 1)
+        body._fill(within, said["inputs"], said["ops"], said["outputs"], said.get("names", ()))
+        return body
 
 
 def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:
@@ -335,13 +325,8 @@ def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:
     return all(slices) or (any(slices) and len(whole) == 1)
 
 
-@cache
-def _is_known(name: str) -> bool:
-    try:
-        factor_rule(name, [], [])
-    except LayoutError as error:
-        return "no rule is known" not in str(error)
-    return True
+def _is_computation(said: Any) -> bool:
+    return isinstance(said, Mapping) and {"inputs", "ops", "outputs"} <= set(said)
 
 
 def _list(place: str, given: Any) -> Sequence[Any]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from .._text import shown
 from .._types import Array
+from ..errors import LayoutError
 from .held import REDUCTIONS, Attributes, DeviceTensors, identity, pad_array, sum_dtype
 from .indexed import dynamic_slice, dynamic_update_slice, looked_up, scatter
 from .windowed import convolution, select_and_scatter, windows
@@ -27,10 +29,11 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 
 def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     function: Any = REDUCTIONS[attributes["body"]]
+    count, dims = len(has.shapes), tuple(attributes["dimensions"])
     # A device may have no element.
-    neutral = identity(attributes["body"], has.arrays[0].dtype)
-    found = function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]), initial=neutral)
-    return [function(found, has.arrays[1]) if has.first else found]
+    neutral = [identity(attributes["body"], array.dtype) for array in has.arrays[:count]]
+    found = [function.reduce(array, axis=dims, initial=one) for array, one in zip(has.arrays, neutral, strict=False)]
+    return list(map(function, found, has.arrays[count:])) if has.first else found
 
 
 def reduce_with_places(has: DeviceTensors, attributes: Attributes) -> list[Array]:
@@ -61,7 +64,8 @@ def pad(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def slices(has: DeviceTensors, attributes: Attributes) -> list[Array]:
-    sides = zip(*(attributes[name] for name in ("start_indices", "limit_indices", "strides")), strict=True)
+    starts, limits = attributes["start_indices"], attributes["limit_indices"]
+    sides = zip(starts, limits, attributes["strides"] or [1] * len(starts), strict=True)
     # A dim that is not sliced may be cut.
     parts = [
         slice(None) if size == whole and stride == 1 else slice(start, stop, stride)
@@ -125,9 +129,46 @@ def top_k(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     return [np.take_along_axis(has.arrays[0], order, -1), order.astype(np.int32)][: len(has.shapes)]
 
 
+def lu(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
+    """Return both triangles in one matrix, the row that each step takes, and the order of the rows."""
+    found = np.array(has.arrays[0])
+    steps, order = min(found.shape[-2:]), np.tile(np.arange(found.shape[-2], dtype=np.int32), (*found.shape[:-2], 1))
+    pivots = np.zeros((*found.shape[:-2], steps), np.int32)
+    for at in range(steps):
+        pivots[..., at] = at + np.abs(found[..., at:, at]).argmax(-1)
+        places = pivots[..., at, None, None].astype(np.int64)
+        for rows in (found, order[..., None]):
+            chosen, first = np.take_along_axis(rows, places, -2), rows[..., at : at + 1, :].copy()
+            np.put_along_axis(rows, places, first, -2)
+            rows[..., at : at + 1, :] = chosen
+        pivot = found[..., at, at, None]
+        found[..., at + 1 :, at] /= np.where(pivot == 0, 1, pivot)
+        found[..., at + 1 :, at + 1 :] -= found[..., at + 1 :, at, None] * found[..., at, None, at + 1 :]
+    return [found, pivots, order]
+
+
+def svd(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
+    if len(has.shapes) == 1:
+        return [np.linalg.svd(has.arrays[0], compute_uv=False)]
+    is_full = all(shape[-2] == shape[-1] for shape in has.shapes[1:])
+    u, values, v = np.linalg.svd(has.arrays[0], full_matrices=is_full)
+    return [values, u, v]
+
+
+def qr(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
+    """Return both factors, or Householder's reflections in one matrix and their scales."""
+    first, other = has.shapes
+    if len(first) > len(other):
+        reflections, scales = np.linalg.qr(has.arrays[0], "raw")
+        return [reflections.swapaxes(-1, -2), scales]
+    return list(np.linalg.qr(has.arrays[0], "complete" if first[-1] == first[-2] else "reduced"))
+
+
 def fourier(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     kinds = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}
-    function: Any = kinds[attributes["fft_type"]]
+    function: Any = kinds.get(attributes["fft_type"])
+    if function is None:
+        raise LayoutError(f"fft_type is {shown(attributes['fft_type'])}; it must be one of {shown([*kinds])}")
     sizes = attributes["fft_length"]
     return [function(has.arrays[0], s=sizes, axes=range(-len(sizes), 0))]
 
@@ -218,6 +259,9 @@ OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     "select_and_scatter": select_and_scatter,
     "sort": sort,
     "top_k": top_k,
+    "lu": lu,
+    "qr": qr,
+    "svd": svd,
     "cholesky": lambda has, _: [np.linalg.cholesky(has.arrays[0])],
     "triangular_solve": triangular_solve,
     "fft": fourier,

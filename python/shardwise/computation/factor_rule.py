@@ -5,9 +5,9 @@ The form is that of Shardy's `sdy.op_sharding_rule`.
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,10 +15,9 @@ from .._arguments import instance, integer
 from .._core import FactorRule as CoreRule
 from .._core import factor_rule as core_rule
 from .._text import shown
+from ..errors import LayoutError
 
-__all__ = ["FactorKind", "FactorRule", "factor_rule"]
-
-_FACTOR = re.compile(r"[A-Za-z](?:_[0-9]+)?")
+__all__ = ["FactorKind", "FactorRule", "check_unknown", "factor_rule", "whole_rule"]
 
 #: The effect of a cut factor: each device has its part of the result (`pass`) or an addend of it (`sum`); the op cannot
 #: compute with it (`whole`); each device has its part, and reads some elements of its neighbours (`shift`).
@@ -53,11 +52,9 @@ class FactorRule:
     ('sum', 8)
     """
 
-    __slots__ = ("_core", "_given")
+    __slots__ = ("_core",)
 
     _core: CoreRule
-    #: The names of its factors, if some were given.
-    _given: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -74,38 +71,24 @@ class FactorRule:
         kinds = [(name, kind) for kind, names in named.items() for name in names]
         given = instance("sizes", sizes, Mapping).items()  # type: ignore[type-abstract]
         known = [(instance("sizes", name, str), integer(f"sizes[{name!r}]", size)) for name, size in given]
-        core = CoreRule(
-            instance("text", text, str),
-            kinds,
-            _names("blocked", blocked),
-            known,
-            instance("reduction", reduction, str),
-            (),
-        )
-        self._core, self._given = core, tuple(dict.fromkeys(_FACTOR.findall(text)))
+        text, reduction = instance("text", text, str), instance("reduction", reduction, str)
+        self._core = CoreRule(text, kinds, _names("blocked", blocked), known, reduction, ())
 
     @classmethod
-    def _of(cls, core: CoreRule, names: tuple[str, ...] | None = None) -> FactorRule:
+    def _of(cls, core: CoreRule) -> FactorRule:
         rule = object.__new__(cls)
-        rule._core, rule._given = core, names
+        rule._core = core
         return rule
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return _factor_names(len(self._core.factors)) if self._given is None else self._given
 
     @classmethod
     def _ordered(cls, text: str, summed: Sequence[str], order: tuple[str, ...]) -> FactorRule:
         """Return a rule whose factors have this order, in which policies prefer them."""
-        return cls._of(CoreRule(text, [(name, "sum") for name in summed], (), [], "add", order), order)
+        return cls._of(CoreRule(text, [(name, "sum") for name in summed], (), [], "add", order))
 
     @property
     def text(self) -> str:
         """The rule in the form that the class takes, without kinds and sizes."""
-        sides = [
-            ",".join(f"[{','.join(map(''.join, dims))}]" for dims in side) for side in (self.operands, self.results)
-        ]
-        return f"({sides[0]})->({sides[1]})"
+        return self._core.text
 
     @property
     def operands(self) -> tuple[Dims, ...]:
@@ -119,7 +102,7 @@ class FactorRule:
 
     @property
     def _dims(self) -> tuple[Dims, ...]:
-        names = self._names
+        names = self._core.names
         return tuple(tuple(tuple(names[number] for number in dim) for dim in tensor) for tensor in self._core.tensors)
 
     @property
@@ -143,7 +126,7 @@ class FactorRule:
         return self._core.reduction
 
     def _factors(self) -> Iterable[tuple[str, tuple[int, FactorKind, bool]]]:
-        return zip(self._names, self._core.factors, strict=True)
+        return zip(self._core.names, self._core.factors, strict=True)
 
     def of(self, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:
         """Return the rule with the sizes of its factors for operands and results of these shapes.
@@ -154,7 +137,7 @@ class FactorRule:
         >>> FactorRule("([ij])->([i,j])").of([(24,)], [(4, 6)]).sizes
         {'i': 4, 'j': 6}
         """
-        return FactorRule._of(self._core.sized(operands, results), self._given)
+        return FactorRule._of(self._core.sized(operands, results))
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the class, without defaults, as values that `json.dumps` takes.
@@ -186,7 +169,7 @@ class FactorRule:
         return hash(self._key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_from_json, (self.to_json(),))
+        return partial(FactorRule, **self.to_json()), ()
 
     def __str__(self) -> str:
         return self.text
@@ -195,15 +178,6 @@ class FactorRule:
         said = self.to_json()
         text = said.pop("text")
         return f"FactorRule({text!r}{''.join(f', {name}={value!r}' for name, value in said.items())})"
-
-
-def _from_json(said: Mapping[str, Any]) -> FactorRule:
-    return FactorRule(**said)
-
-
-@cache
-def _factor_names(count: int) -> tuple[str, ...]:
-    return tuple(chr(ord("i") + number) if number < 18 else f"z_{number - 17}" for number in range(count))
 
 
 def _names(argument: str, names: str | Iterable[str]) -> list[str]:
@@ -215,13 +189,13 @@ def _names(argument: str, names: str | Iterable[str]) -> list[str]:
 
 
 def factor_rule(
-    op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
+    op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], /, **attributes: Any
 ) -> FactorRule:
     """Return Shardy's rule of an op for operands and results of these shapes.
 
     Args:
-        op: the name in StableHLO, such as `"dot_general"` or `"gather"`, or one of `"top_k"`, `"qr"`, `"eigh"`,
-            `"erf"`, which StableHLO has as calls.
+        op: the name in StableHLO, such as `"dot_general"` or `"gather"`, or one of `"top_k"`, `"erf"`, `"eigh"`,
+            `"lu"`, `"qr"`, `"svd"`, which StableHLO has as calls.
         operands: the shape of each operand, in elements.
         results: the shape of each result.
         attributes: the op's attributes in StableHLO: numbers, lists of numbers, words. `body` is the op within a
@@ -236,4 +210,23 @@ def factor_rule(
     >>> factor_rule("reduce", [(4, 6), ()], [(4,)], dimensions=[1], body="add").kinds
     {'i': 'pass', 'j': 'sum'}
     """
-    return FactorRule._of(core_rule(instance("op", op, str), operands, results, attributes))
+    rule = object.__new__(FactorRule)
+    rule._core = core_rule(op, operands, results, attributes)
+    return rule
+
+
+def check_unknown(unknown: Literal["whole"] | None) -> Literal["whole"] | None:
+    """Return what is done with ops that have no rule, checked."""
+    if unknown not in (None, "whole"):
+        raise LayoutError(f"unknown is {shown(unknown)}; it must be 'whole' or None")
+    return unknown
+
+
+def whole_rule(at: str, name: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:
+    """Return the rule of an unknown op at a place, all of whose factors are whole, with a warning."""
+    warnings.warn(f"{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
+    numbers = iter(range(sum(map(len, (*operands, *results)))))
+    factors = [[f"z_{next(numbers)}" for _ in shape] for shape in (*operands, *results)]
+    sides = [f"[{','.join(dims)}]" for dims in factors]
+    text = f"({','.join(sides[: len(operands)])})->({','.join(sides[len(operands) :])})"
+    return FactorRule(text, whole=[factor for dims in factors for factor in dims]).of(operands, results)

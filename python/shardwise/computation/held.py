@@ -38,12 +38,13 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "minimum": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 #: The neutral element of each reduction; `log_add`, the log of a sum of exponentials, is one of windows only.
 IDENTITY = {
     **{"add": 0, "multiply": 1, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False},
-    "log_add": -np.inf,
+    **{"xor": False, "log_add": -np.inf},
 }
 
 

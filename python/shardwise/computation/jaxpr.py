@@ -13,14 +13,12 @@ from functools import partial
 from typing import Any, Literal
 
 from .computation import Computation
-from .factor_rule import FactorRule
+from .factor_rule import FactorRule, check_unknown
 from .lookups import lowered_gather, lowered_scatter
-from .lowering import Aval, Eqn, Lowered, Lowering
+from .lowering import INDEX, Eqn, Lowered, Lowering
 from .primitives import ALIKE, BODIES, CALLS, CUMULATIVE, ELEMENTWISE, INLINED, NOTHING, ORDER, RANDOM
 
 __all__ = ["computation_of_jaxpr"]
-
-_INDEX: Aval = [[], "int32"]
 
 
 def computation_of_jaxpr(
@@ -40,8 +38,8 @@ def computation_of_jaxpr(
     >>> computation_of_jaxpr({"inputs": [[[4], "float32"]], "eqns": [tanh], "outputs": [1]}).ops[0].name
     'tanh'
     """
-    said = Lowering((), Lowered(_LOWERED, rules or {}, unknown)).of(jaxpr)
-    return Computation(said["inputs"], said["ops"], said["outputs"], names=jaxpr.get("names", ()), unknown=unknown)
+    said = Lowering((), Lowered(_LOWERED, rules or {}, check_unknown(unknown))).of(jaxpr)
+    return Computation.from_json(said | {"names": jaxpr.get("names", ())})
 
 
 def _inlined(body: Lowering, eqn: Eqn) -> list[int]:
@@ -57,7 +55,7 @@ def _scan(body: Lowering, eqn: Eqn) -> list[int]:
     consts, carried = params["num_consts"], params["num_carry"]
     fixed, carries = eqn.operands[:consts], eqn.operands[consts : consts + carried]
     scanned = eqn.operands[consts + carried :]
-    counter = body.constant(_INDEX, 0)
+    counter = body.constant(INDEX, 0)
     stacked = [body.full(shape, dtype, 0) for shape, dtype in outs[carried:]]
     every = [*scanned, *fixed, counter, *carries, *stacked]
     avals = [body.values[value] for value in every]
@@ -65,14 +63,14 @@ def _scan(body: Lowering, eqn: Eqn) -> list[int]:
     at = len(scanned) + consts
     index = at
     if params.get("reverse"):
-        index = inner.emit("subtract", [inner.constant(_INDEX, params["length"]), index], _INDEX)
-        index = inner.emit("subtract", [index, inner.constant(_INDEX, 1)], _INDEX)
+        index = inner.emit("subtract", [inner.constant(INDEX, params["length"]), index], INDEX)
+        index = inner.emit("subtract", [index, inner.constant(INDEX, 1)], INDEX)
     slices = [inner.indexed(x, index) for x in range(len(scanned))]
     taken = [*range(len(scanned), at), *range(at + 1, at + 1 + carried), *slices]
     made = inner.call(eqn.jaxpr, taken, [*outs[:carried], *([shape[1:], dtype] for shape, dtype in outs[carried:])])
     pairs = zip(range(at + 1 + carried, len(every)), made[carried:], strict=True)
     updated = [inner.updated(y, part, index) for y, part in pairs]
-    step = inner.emit("add", [at, inner.constant(_INDEX, 1)], _INDEX)
+    step = inner.emit("add", [at, inner.constant(INDEX, 1)], INDEX)
     results = [*range(at), step, *made[:carried], *updated]
     found = body.emit_all("loop", every, avals, {}, body=inner.said(results), trips=params["length"])
     return found[at + 1 :]
@@ -176,6 +174,18 @@ def _alike(body: Lowering, eqn: Eqn) -> list[int]:
 
 def _reduce(body: Lowering, eqn: Eqn, by: str) -> int:
     return body.reduce(by, eqn.operands[0], body.start(by, eqn.out[1]), eqn.params["axes"], eqn.out)
+
+
+def _reduce_by_function(body: Lowering, eqn: Eqn) -> list[int] | None:
+    """Add a reduction by a jaxpr that is one op of each pair of values."""
+    count, eqns = len(eqn.outs), eqn.jaxpr["eqns"]
+    pairs = [([at, count + at], [count + at, at]) for at in range(count)]
+    is_paired = len(eqns) == count and all(one["in"] in pair for one, pair in zip(eqns, pairs, strict=True))
+    bodies = {BODIES.get(one["op"]) for one in eqns}
+    if not is_paired or eqn.jaxpr["outputs"] != [*range(2 * count, 3 * count)] or len(bodies) > 1 or None in bodies:
+        return None
+    given = {"dimensions": eqn.params["dimensions"], "body": bodies.pop(), "n": count}
+    return body.emit_all("reduce", eqn.operands, eqn.outs, given)
 
 
 def _reduce_window(body: Lowering, eqn: Eqn, by: str) -> int:
@@ -320,7 +330,7 @@ def _reshard(body: Lowering, eqn: Eqn) -> int:
 
 
 #: The function that lowers each primitive, to the number of its result or those of several.
-_LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
+_LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int] | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(ALIKE, _alike),
     **dict.fromkeys(NOTHING, lambda _, eqn: eqn.operands),
@@ -345,6 +355,7 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int]]] = {
     "integer_pow": _integer_pow,
     "pad": _pad,
     "platform_index": _platform_index,
+    "reduce": _reduce_by_function,
     "reshard": _reshard,
     "scan": _scan,
     "select_and_scatter_add": _select_and_scatter,

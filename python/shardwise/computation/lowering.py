@@ -10,10 +10,10 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError
-from .factor_rule import FactorRule, factor_rule
+from .factor_rule import FactorRule, factor_rule, whole_rule
 from .held import IDENTITY, identity
 
-__all__ = ["Aval", "Body", "Eqn", "Lowered", "Lowering"]
+__all__ = ["INDEX", "Aval", "Body", "Eqn", "Lowered", "Lowering"]
 
 #: A shape and a dtype.
 Aval = list[Any]
@@ -21,7 +21,17 @@ Aval = list[Any]
 #: The number of a value that nothing uses.
 _UNUSED = -1
 
-_INDEX: Aval = [[], "int32"]
+#: The index of a loop.
+INDEX: Aval = [[], "int32"]
+
+#: The advice for primitives that have no rule, by their names.
+_ADVICE = {
+    "reduce": ", a reduction by a function that is not one op such as `jax.lax.add`; reduce by one of these",
+    "shard_map": (
+        ", a function of one device's shards; trace that of whole arrays instead, with in_specs as `layouts` of "
+        "`propagate` or as `jax.lax.with_sharding_constraint`"
+    ),
+}
 
 
 class Body:
@@ -135,8 +145,8 @@ class Eqn(NamedTuple):
 class Lowered(NamedTuple):
     """The ways in which primitives are lowered, by their names."""
 
-    #: Functions that add ops, and return the number of the result or the numbers of several.
-    lowered: Mapping[str, Callable[[Lowering, Eqn], int | list[int]]]
+    #: Functions that add ops, and return the number of the result or the numbers of several, or `None` if they cannot.
+    lowered: Mapping[str, Callable[[Lowering, Eqn], int | list[int] | None]]
     #: The user's rules of other primitives.
     rules: Mapping[str, FactorRule]
     #: `"whole"` to take all others as ops that need their operands whole.
@@ -183,18 +193,22 @@ class Lowering(Body):
 
     def _lowered(self, eqn: Eqn) -> list[int]:
         name, operands = eqn.name, eqn.operands
-        if name in self._ways.rules:
-            return self.emit_all(name, operands, eqn.outs, {}, rule=self._ways.rules[name].to_json())
-        if name in self._ways.lowered:
-            made = self._ways.lowered[name](self, eqn)
+        rule, way = self._ways.rules.get(name), self._ways.lowered.get(name)
+        made = way(self, eqn) if way is not None and rule is None else None
+        if made is not None:
             return [made] if isinstance(made, int) else made
-        if self._ways.unknown == "whole" or _has_rule(name, [self.shape(value) for value in operands], eqn.outs):
+        shapes, results = [self.shape(value) for value in operands], [shape for shape, _ in eqn.outs]
+        if rule is None and way is None and _fits_rule(name, shapes, results):
             return self.emit_all(name, operands, eqn.outs, {})
-        place = f" ({self.source})" if self.source else ""
-        raise LayoutError(
-            f"no rule is known for JAX's primitive {shown(name)}{place}; give rules={{{name!r}: FactorRule(...)}}, or "
-            "unknown='whole' to put its operands together"
-        )
+        place = f"JAX's primitive {shown(name)}{f' ({self.source})' if self.source else ''}"
+        if rule is None and self._ways.unknown == "whole":
+            rule = whole_rule(place, name, shapes, results)
+        if rule is None:
+            raise LayoutError(
+                f"no rule is known for {place}{_ADVICE.get(name, '')}; give rules={{{name!r}: FactorRule(...)}}, or "
+                "unknown='whole' to put its operands together"
+            )
+        return self.emit_all(name, operands, eqn.outs, {}, rule=rule.to_json())
 
     def call(
         self, jaxpr: Mapping[str, Any], operands: Sequence[int], outs: Sequence[Aval], needed: Sequence[bool] = ()
@@ -208,8 +222,8 @@ class Lowering(Body):
     def indexed(self, value: int, index: int) -> int:
         """Add a call that takes the part at an index of the first dim."""
         shape, dtype = self.values[value]
-        body = self.within([[shape, dtype], _INDEX])
-        zeros = [body.constant(_INDEX, 0) for _ in shape[1:]]
+        body = self.within([[shape, dtype], INDEX])
+        zeros = [body.constant(INDEX, 0) for _ in shape[1:]]
         part = [[1, *shape[1:]], dtype]
         cut = body.emit("dynamic_slice", [0, 1, *zeros], part, slice_sizes=part[0])
         return self.called(body, [value, index], body.emit("reshape", [cut], [shape[1:], dtype]))
@@ -217,10 +231,10 @@ class Lowering(Body):
     def updated(self, value: int, part: int, index: int) -> int:
         """Add a call that puts a part at an index of the first dim."""
         shape, dtype = self.values[value]
-        body = self.within([[shape, dtype], self.values[part], _INDEX])
+        body = self.within([[shape, dtype], self.values[part], INDEX])
         dims = list(range(1, len(shape)))
         wide = body.emit("broadcast_in_dim", [1], [[1, *shape[1:]], dtype], broadcast_dimensions=dims)
-        zeros = [body.constant(_INDEX, 0) for _ in shape[1:]]
+        zeros = [body.constant(INDEX, 0) for _ in shape[1:]]
         made = body.emit("dynamic_update_slice", [0, wide, 2, *zeros], [shape, dtype])
         return self.called(body, [value, part, index], made)
 
@@ -243,9 +257,9 @@ def _needed(jaxpr: Mapping[str, Any], used: Sequence[bool], count: int) -> list[
     return found[::-1]
 
 
-def _has_rule(name: str, operands: Sequence[Sequence[int]], outs: Sequence[Aval]) -> bool:
+def _fits_rule(name: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> bool:
     try:
-        factor_rule(name, operands, [shape for shape, _ in outs])
+        factor_rule(name, operands, results)
     except LayoutError:
         return False
     return True

@@ -42,7 +42,7 @@ ALIKE: dict[str, tuple[str, dict[str, str]]] = {
 #: The ops of reductions, by their names after `reduce_`, `reduce_window_` or `scatter-`.
 BODIES = {
     **{"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", "and": "and", "or": "or"},
-    **{"add": "add", "mul": "multiply"},
+    **{"add": "add", "mul": "multiply", "xor": "xor"},
 }
 #: The ops of cumulative reductions.
 CUMULATIVE = {

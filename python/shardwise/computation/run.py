@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,14 +86,14 @@ def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str 
         # JSON has no infinities.
         value = float(given["value"]) if isinstance(given["value"], str) else given["value"]
         return [np.broadcast_to(np.asarray(value), has.shapes[0])]
-    is_known = name in OPS and given.get("body", "add") in (*IDENTITY, "assign")
-    if not is_known or (name == "reduce" and len(has.shapes) > 1 and not given.get("with_places")):
+    if name not in OPS or given.get("body", "add") not in (*IDENTITY, "assign"):
         why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
         raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
     # numpy has few operations of dtypes that are not its own, such as bfloat16.
     wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]
     with np.errstate(all="ignore"):
         try:
-            return OPS[name](replace(has, arrays=wide), given)
+            # Lists that are left out are empty, and what is not said is false.
+            return OPS[name](replace(has, arrays=wide), defaultdict(tuple, given))
         except np.linalg.LinAlgError as error:
             raise LayoutError(f"{name}{f' ({source})' if source else ''}: {error}") from None

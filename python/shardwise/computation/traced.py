@@ -12,9 +12,8 @@ import numpy as np
 from .._arguments import instance
 from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError
 from .computation import Computation
-from .factor_rule import FactorRule
+from .factor_rule import FactorRule, check_unknown
 from .jaxpr import computation_of_jaxpr
 from .lowering import Aval
 
@@ -55,8 +54,7 @@ def computation_from_jax(
         raise TypeError(f"function must be a function of JAX, got {shown(function)}")
     for name, rule in (rules or {}).items():
         instance(f"rules[{name!r}]", rule, FactorRule)
-    if unknown not in (None, "whole"):
-        raise LayoutError(f"unknown is {shown(unknown)}; it must be 'whole' or None")
+    check_unknown(unknown)
     with importing:
         import jax
         from jax import tree_util

@@ -15,7 +15,8 @@ __all__ = ["convolution", "select_and_scatter", "windows"]
 def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     """Return the reduction of each window."""
     operand, (shape,) = has.arrays[0], has.shapes
-    window, strides = attributes["window_dimensions"], attributes["window_strides"]
+    window = attributes["window_dimensions"]
+    strides = attributes["window_strides"] or [1] * len(window)
     reduction = np.logaddexp if attributes["body"] == "log_add" else REDUCTIONS[attributes["body"]]
     neutral = identity(attributes["body"], operand.dtype)
     operand = pad_array(operand, [(low, high, 0) for low, high in attributes["padding"]], neutral)
@@ -65,7 +66,7 @@ def select_and_scatter(has: DeviceTensors, attributes: Attributes) -> list[Array
     better = np.greater if body == "maximum" else np.less
     pads = attributes["padding"]
     padded = pad_array(operand, [(low, high, 0) for low, high in pads], identity(body, operand.dtype))
-    steps = list(zip(source.shape, attributes["window_strides"], strict=True))
+    steps = list(zip(source.shape, attributes["window_strides"] or [1] * source.ndim, strict=True))
     windows = [
         tuple(slice(at, at + (size - 1) * by + 1, by) for at, (size, by) in zip(place, steps, strict=True))
         for place in np.ndindex(*attributes["window_dimensions"])

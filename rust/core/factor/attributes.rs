@@ -21,17 +21,17 @@ pub enum Attribute {
 
 /// The attributes of an op by their names.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Attributes(pub Vec<(String, Attribute)>);
+pub struct Attributes<'a>(pub Vec<(&'a str, Attribute)>);
 
 /// An op's name and attributes, to ask for the latter with errors that name the former.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Of<'a> {
     pub(crate) op: &'a str,
-    attributes: &'a [(String, Attribute)],
+    attributes: &'a [(&'a str, Attribute)],
 }
 
 impl<'a> Of<'a> {
-    pub(crate) fn new(op: &'a str, attributes: &'a Attributes) -> Self {
+    pub(crate) fn new(op: &'a str, attributes: &'a Attributes<'a>) -> Self {
         Self { op, attributes: &attributes.0 }
     }
 
@@ -40,7 +40,7 @@ impl<'a> Of<'a> {
     }
 
     fn find(self, name: &str) -> Option<&'a Attribute> {
-        self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value)
+        self.attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
     fn wrong(self, name: &str, wanted: &str) -> Error {
@@ -61,19 +61,24 @@ impl<'a> Of<'a> {
     }
 
     pub(crate) fn integers(self, name: &str) -> Result<&'a [i64]> {
-        match self.find(name) {
-            Some(Attribute::Integers(values)) => Ok(values),
-            Some(Attribute::Pairs(values)) if values.is_empty() => Ok(&[]),
-            _ => Err(self.wrong(name, "a list of integers")),
-        }
+        self.listed(name, None)
     }
 
     /// The numbers, or none if there is none of the name.
     pub(crate) fn integers_or(self, name: &str) -> Result<&'a [i64]> {
-        if self.find(name).is_none() { Ok(&[]) } else { self.integers(name) }
+        self.listed(name, Some(&[]))
     }
 
-    pub(crate) fn pairs(self, name: &str) -> Result<&'a [[i64; 2]]> {
+    fn listed(self, name: &str, default: Option<&'a [i64]>) -> Result<&'a [i64]> {
+        match self.find(name) {
+            Some(Attribute::Integers(values)) => Ok(values),
+            Some(Attribute::Pairs(values)) if values.is_empty() => Ok(&[]),
+            None if default.is_some() => Ok(default.unwrap_or(&[])),
+            _ => Err(self.wrong(name, "a list of integers")),
+        }
+    }
+
+    fn pairs(self, name: &str) -> Result<&'a [[i64; 2]]> {
         match self.find(name) {
             Some(Attribute::Pairs(values)) => Ok(values),
             Some(Attribute::Integers(values)) if values.is_empty() => Ok(&[]),
@@ -98,12 +103,34 @@ impl<'a> Of<'a> {
     /// Dims of a tensor of `rank` dims: in range, each once.
     pub(crate) fn dims(self, name: &str, rank: usize) -> Result<Vec<usize>> {
         let given = self.integers_or(name)?;
-        let dims: Vec<usize> = given.iter().filter_map(|dim| usize::try_from(*dim).ok()).collect();
-        let once = dims.iter().enumerate().all(|(at, dim)| *dim < rank && !dims[..at].contains(dim));
-        if once && dims.len() == given.len() {
-            return Ok(dims);
+        let mut dims = Vec::with_capacity(given.len());
+        for dim in given {
+            match usize::try_from(*dim) {
+                Ok(dim) if dim < rank && !dims.contains(&dim) => dims.push(dim),
+                _ => {
+                    let why =
+                        format!("`{name}` is {given:?}; it must list dims of a tensor that has {rank}, each once");
+                    return Err(self.refused(why));
+                }
+            }
         }
-        Err(self.refused(format!("`{name}` is {given:?}; it must list dims of a tensor that has {rank}, each once")))
+        Ok(dims)
+    }
+
+    /// A dim of a tensor of `rank` dims.
+    pub(crate) fn dim(self, name: &str, rank: usize) -> Result<usize> {
+        let given = self.integer(name)?;
+        let dim = usize::try_from(given).ok().filter(|dim| *dim < rank);
+        dim.ok_or_else(|| self.refused(format!("`{name}` is {given}; it must be at least 0 and less than {rank}")))
+    }
+
+    /// A pair of numbers for each of `rank` dims.
+    pub(crate) fn each_pair(self, name: &str, rank: usize) -> Result<&'a [[i64; 2]]> {
+        let given = self.pairs(name)?;
+        if given.len() == rank {
+            return Ok(given);
+        }
+        Err(self.refused(format!("`{name}` has {} pairs for {rank} dims", given.len())))
     }
 
     /// One number for each of `rank` dims.

@@ -21,7 +21,7 @@ pub mod text;
 
 pub use attributes::{Attribute, Attributes};
 pub use rule::{Factor, Kind, Reduction, Rule, UNKNOWN};
-pub use rules::{is_elementwise, rule};
+pub use rules::{is_elementwise, is_known, rule};
 
 #[cfg(test)]
 mod tests;

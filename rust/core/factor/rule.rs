@@ -1,5 +1,7 @@
 //! Rules: factors, their kinds, and which stand in which dims.
 
+use std::{borrow::Cow, ops::Range};
+
 use crate::{
     error::{Error, Result},
     shown,
@@ -45,17 +47,20 @@ pub enum Reduction {
     And,
     /// By the logical or.
     Or,
+    /// By the exclusive or.
+    Xor,
 }
 
 impl Reduction {
     /// All, with the names of the ops that do it.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Add, "add"),
         (Self::Maximum, "maximum"),
         (Self::Minimum, "minimum"),
         (Self::Multiply, "multiply"),
         (Self::And, "and"),
         (Self::Or, "or"),
+        (Self::Xor, "xor"),
     ];
 
     /// The name, as texts have it.
@@ -73,6 +78,15 @@ impl Reduction {
 
 /// The size of a factor that only a shape will tell.
 pub const UNKNOWN: i64 = -1;
+
+/// The name of a factor by its number: `i` to `z`, then `z_1` and so on.
+#[must_use]
+pub fn factor_name(number: usize) -> String {
+    match u8::try_from(number) {
+        Ok(number) if number < 18 => char::from(b'i' + number).to_string(),
+        _ => format!("z_{}", number - 17),
+    }
+}
 
 /// A factor of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,10 +109,10 @@ pub struct Rule {
     operands: usize,
     /// The ends of the dims of each tensor among those of all.
     tensors: Vec<u32>,
-    /// The ends of the factors of each dim in `numbers`.
-    dims: Vec<u32>,
-    /// The factors of all dims of all tensors.
-    numbers: Vec<u32>,
+    /// For each dim of all tensors the end of its factors in this list, then the factors of all dims.
+    places: Vec<u32>,
+    /// The names of the factors, if a text gave them.
+    pub(super) names: Option<Vec<String>>,
 }
 
 impl Rule {
@@ -106,6 +120,19 @@ impl Rule {
     #[must_use]
     pub fn factors(&self) -> &[Factor] {
         &self.factors
+    }
+
+    /// The name of a factor: the one that a text gave it, or one by its number.
+    #[must_use]
+    pub fn name(&self, factor: usize) -> Cow<'_, str> {
+        let given = self.names.as_ref().and_then(|names| names.get(factor));
+        given.map_or_else(|| factor_name(factor).into(), Cow::from)
+    }
+
+    /// True if a text gave it.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.names.is_some()
     }
 
     /// The way in which the addends of a [`Kind::Sum`] are put together.
@@ -126,21 +153,23 @@ impl Rule {
         self.tensors.len()
     }
 
-    fn first(ends: &[u32], at: usize) -> usize {
-        if at == 0 { 0 } else { ends[at - 1] as usize }
-    }
-
     /// The number of dims of a tensor.
     #[must_use]
     pub fn rank(&self, tensor: usize) -> usize {
-        self.tensors[tensor] as usize - Self::first(&self.tensors, tensor)
+        dims_of(&self.tensors, tensor).len()
     }
 
     /// The factors of a dim of a tensor, major first.
     #[must_use]
     pub fn dim(&self, tensor: usize, dim: usize) -> &[u32] {
-        let dim = Self::first(&self.tensors, tensor) + dim;
-        &self.numbers[Self::first(&self.dims, dim)..self.dims[dim] as usize]
+        let dim = dims_of(&self.tensors, tensor).start + dim;
+        let first = if dim == 0 { self.all_dims() } else { self.places[dim - 1] as usize };
+        &self.places[first..self.places[dim] as usize]
+    }
+
+    /// The number of dims of all tensors.
+    fn all_dims(&self) -> usize {
+        self.tensors.last().map_or(0, |end| *end as usize)
     }
 
     /// The factors of each dim of a tensor.
@@ -156,7 +185,7 @@ impl Rule {
     /// True if each dim is one factor.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.numbers.len() == self.dims.len()
+        self.places.len() == 2 * self.all_dims()
     }
 
     /// `"operands[0]"`, or `"results[0]"`.
@@ -221,23 +250,33 @@ impl Rule {
     }
 }
 
+/// The dims of a tensor among those of all, of which these are the ends.
+fn dims_of(tensors: &[u32], tensor: usize) -> Range<usize> {
+    (if tensor == 0 { 0 } else { tensors[tensor - 1] as usize })..tensors[tensor] as usize
+}
+
 /// A rule in the making.
 #[derive(Debug)]
 pub(crate) struct Builder {
-    pub(super) ranks: Vec<u32>,
+    /// The ends of the dims of each tensor among those of all.
+    pub(super) tensors: Vec<u32>,
     pub(super) operands: usize,
     pub(super) factors: Vec<Factor>,
     pub(super) reduction: Reduction,
-    /// Tensor, dim, factor.
-    pub(super) placed: Vec<[u32; 3]>,
+    /// Dims, of those of all tensors, each with a factor.
+    pub(super) placed: Vec<[u32; 2]>,
 }
 
 impl Builder {
     pub(crate) fn new<'a>(operands: &[&'a [i64]], results: &[&'a [i64]]) -> Self {
-        let ranks: Vec<u32> = operands.iter().chain(results).map(|shape| shape.len() as u32).collect();
-        let placed = Vec::with_capacity(ranks.iter().sum::<u32>() as usize);
-        let (operands, factors) = (operands.len(), Vec::with_capacity(8));
-        Self { ranks, operands, factors, reduction: Reduction::Add, placed }
+        let mut dims = 0;
+        let end = |shape: &&[i64]| {
+            dims += shape.len() as u32;
+            dims
+        };
+        let tensors = operands.iter().chain(results).map(end).collect();
+        let (placed, factors) = (Vec::with_capacity(dims as usize), Vec::with_capacity(8));
+        Self { tensors, operands: operands.len(), factors, reduction: Reduction::Add, placed }
     }
 
     pub(crate) fn reduced_by(&mut self, reduction: Reduction) {
@@ -247,9 +286,10 @@ impl Builder {
     /// A factor at a dim of each of some tensors: operands first, then results. One of size 1 does not go beside others.
     pub(crate) fn factor(&mut self, at: &[(usize, usize)], size: i64, kind: Kind) -> &mut Factor {
         let number = self.factors.len() as u32;
-        for (tensor, dim) in at.iter().map(|(tensor, dim)| (*tensor as u32, *dim as u32)) {
-            if size != 1 || !self.placed.iter().any(|[t, d, _]| (*t, *d) == (tensor, dim)) {
-                self.placed.push([tensor, dim, number]);
+        for (tensor, dim) in at {
+            let dim = (dims_of(&self.tensors, *tensor).start + dim) as u32;
+            if size != 1 || !self.placed.iter().any(|[known, _]| *known == dim) {
+                self.placed.push([dim, number]);
             }
         }
         self.push(size, kind)
@@ -258,8 +298,8 @@ impl Builder {
     /// A factor at this dim of every tensor that has dims.
     pub(crate) fn everywhere(&mut self, dim: usize, size: i64, kind: Kind) -> &mut Factor {
         let number = self.factors.len() as u32;
-        let ranked = self.ranks.iter().enumerate().filter(|(_, rank)| **rank > 0);
-        self.placed.extend(ranked.map(|(tensor, _)| [tensor as u32, dim as u32, number]));
+        let dims = (0..self.tensors.len()).map(|tensor| dims_of(&self.tensors, tensor));
+        self.placed.extend(dims.filter(|dims| !dims.is_empty()).map(|dims| [(dims.start + dim) as u32, number]));
         self.push(size, kind)
     }
 
@@ -271,27 +311,24 @@ impl Builder {
 
     /// The rule; a dim without a factor gets one of size 1.
     pub(crate) fn build(self) -> Rule {
-        let Self { ranks, operands, mut factors, reduction, mut placed } = self;
+        let Self { tensors, operands, mut factors, reduction, mut placed } = self;
         // Stable: the factors of a dim stay in the order in which they came.
-        placed.sort_by_key(|[tensor, dim, _]| (*tensor, *dim));
-        let count = ranks.iter().sum::<u32>() as usize;
-        let (mut dims, mut numbers) = (Vec::with_capacity(count), Vec::with_capacity(placed.len()));
-        let mut tensors = Vec::with_capacity(ranks.len());
+        placed.sort_by_key(|[dim, _]| *dim);
+        let count = tensors.last().map_or(0, |end| *end as usize);
+        let mut places = Vec::with_capacity(count + placed.len().max(count));
+        places.resize(count, 0);
         let mut next = placed.iter().peekable();
-        for (tensor, rank) in ranks.iter().enumerate() {
-            for dim in 0..*rank {
-                let before = numbers.len();
-                while let Some([_, _, factor]) = next.next_if(|[t, d, _]| (*t as usize, *d) == (tensor, dim)) {
-                    numbers.push(*factor);
-                }
-                if numbers.len() == before {
-                    numbers.push(factors.len() as u32);
-                    factors.push(Factor { size: 1, kind: Kind::Pass, blocked: false });
-                }
-                dims.push(numbers.len() as u32);
+        for dim in 0..count {
+            let before = places.len();
+            while let Some([_, factor]) = next.next_if(|[at, _]| *at as usize == dim) {
+                places.push(*factor);
             }
-            tensors.push(dims.len() as u32);
+            if places.len() == before {
+                places.push(factors.len() as u32);
+                factors.push(Factor { size: 1, kind: Kind::Pass, blocked: false });
+            }
+            places[dim] = places.len() as u32;
         }
-        Rule { factors, reduction, operands, tensors, dims, numbers }
+        Rule { factors, reduction, operands, tensors, places, names: None }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn dims(name: &str, dims: &[i64]) -> (String, Attribute) {
-    (name.to_owned(), Attribute::Integers(dims.to_vec()))
+fn dims<'a>(name: &'a str, dims: &[i64]) -> (&'a str, Attribute) {
+    (name, Attribute::Integers(dims.to_vec()))
 }
 
 #[test]

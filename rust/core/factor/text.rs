@@ -9,15 +9,6 @@ use crate::error::{Error, Result};
 /// The most characters that the text of a rule has.
 pub const LONGEST: usize = 1 << 14;
 
-/// The name of a factor by its number: `i` to `z`, then `z_1` and so on.
-#[must_use]
-pub fn factor_name(number: usize) -> String {
-    match u8::try_from(number) {
-        Ok(number) if number < 18 => char::from(b'i' + number).to_string(),
-        _ => format!("z_{}", number - 17),
-    }
-}
-
 impl fmt::Display for Rule {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for tensor in 0..self.tensors() {
@@ -27,9 +18,8 @@ impl fmt::Display for Rule {
             } else {
                 out.write_str(",")?;
             }
-            let dims = (0..self.rank(tensor)).map(|dim| {
-                self.dim(tensor, dim).iter().map(|number| factor_name(*number as usize)).collect::<String>()
-            });
+            let dims = (0..self.rank(tensor))
+                .map(|dim| self.dim(tensor, dim).iter().map(|number| self.name(*number as usize)).collect::<String>());
             write!(out, "[{}]", dims.collect::<Vec<_>>().join(","))?;
         }
         out.write_str(")")
@@ -67,7 +57,7 @@ impl Rule {
         let sides = plain.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
         let (operands, results) = sides.and_then(|rest| rest.split_once(")->(")).ok_or_else(|| refused(form))?;
         let mut names: Vec<&str> = order.to_vec();
-        let (mut ranks, mut placed, mut count) = (Vec::new(), Vec::new(), 0);
+        let (mut tensors, mut placed, mut count) = (Vec::new(), Vec::new(), 0);
         for (side, result) in [(operands, false), (results, true)] {
             let inside = side.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
             let texts: Vec<&str> = match inside {
@@ -77,6 +67,7 @@ impl Rule {
             };
             count += if result { 0 } else { texts.len() };
             for tensor in texts {
+                let first = tensors.last().copied().unwrap_or(0);
                 let dims: Vec<&str> = if tensor.is_empty() { Vec::new() } else { tensor.split(',').collect() };
                 for (at, dim) in dims.iter().enumerate() {
                     for factor in split(dim).ok_or_else(|| refused(form))? {
@@ -84,10 +75,10 @@ impl Rule {
                         if known.is_none() {
                             names.push(factor);
                         }
-                        placed.push([ranks.len() as u32, at as u32, known.unwrap_or(names.len() - 1) as u32]);
+                        placed.push([first + at as u32, known.unwrap_or(names.len() - 1) as u32]);
                     }
                 }
-                ranks.push(dims.len() as u32);
+                tensors.push(first + dims.len() as u32);
             }
         }
         let mut factors = vec![Factor { size: UNKNOWN, kind: Kind::Pass, blocked: false }; names.len()];
@@ -115,7 +106,8 @@ impl Rule {
             }
             factors[number(name)?].size = *size;
         }
-        let rule = Builder { ranks, operands: count, factors, reduction, placed }.build();
+        let mut rule = Builder { tensors, operands: count, factors, reduction, placed }.build();
+        rule.names = Some(names.into_iter().map(str::to_owned).collect());
         rule.check().map_err(|why| refused(&why))?;
         Ok(rule)
     }
@@ -125,10 +117,9 @@ impl Rule {
         for tensor in 0..self.tensors() {
             let mut seen = vec![false; self.factors.len()];
             for number in (0..self.rank(tensor)).flat_map(|dim| self.dim(tensor, dim)) {
-                let name = factor_name(*number as usize);
                 if std::mem::replace(&mut seen[*number as usize], true) {
-                    let tensor = self.tensor_name(tensor);
-                    return Err(format!("the same factor (number {number}, {name}) is twice in {tensor}"));
+                    let (name, tensor) = (self.name(*number as usize), self.tensor_name(tensor));
+                    return Err(format!("the same factor {name:?} is twice in {tensor}"));
                 }
                 if tensor >= self.operands() && self.factors[*number as usize].kind == Kind::Sum {
                     return Err(format!("a factor that is summed is in {}", self.tensor_name(tensor)));

@@ -15,7 +15,7 @@ use super::{
     uses::Uses,
 };
 use crate::{
-    computation::{Computation, Does, Op, Ruled},
+    computation::{Computation, Constraint, Does, Op, Ruled},
     error::Result,
     factor::{Attributes, rule},
     mesh::Mesh,
@@ -57,9 +57,6 @@ pub struct Made {
     pub operands: Vec<usize>,
 }
 
-/// A constraint: its result, the axes of each dim, and the dims that may have more.
-type Constrained = (usize, Vec<Vec<String>>, Vec<bool>);
-
 /// The values and ops of a computation and of all its bodies, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Ops {
@@ -86,7 +83,8 @@ pub struct Ops {
     /// The places of ops: that of the op whose body each is in, and its number there. The bodies of a loop with a test, and those
     /// of a case, have places too.
     pub places: Vec<(Option<usize>, usize)>,
-    constraints: Vec<Constrained>,
+    /// Constraints, each with its result.
+    constraints: Vec<(usize, Arc<Constraint>)>,
     edges: HashMap<(Arc<[i64]>, usize), Arc<Ruled>>,
     /// The uses of values, worked out when they are first asked for.
     pub(super) uses: OnceLock<Uses>,
@@ -126,11 +124,11 @@ impl Flow {
         for (output, start) in ops.outputs.iter().zip(results) {
             flow.starts[output.values[1]] = start;
         }
-        let named = |name: &String| SubAxis::named(mesh, name, || "axes".to_owned());
-        for (result, axes, open) in &ops.constraints {
-            let specs = axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
-            let priorities = vec![0; open.len()];
-            flow.starts[*result] = Some(Arc::new(Start { specs, open: open.clone(), priorities }));
+        for (result, constraint) in &ops.constraints {
+            let named = |name: &String| SubAxis::named(mesh, name, || constraint.place.clone());
+            let specs = constraint.axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
+            let (open, priorities) = (constraint.open.clone(), vec![0; constraint.open.len()]);
+            flow.starts[*result] = Some(Arc::new(Start { specs, open, priorities }));
         }
         if !ops.constraints.is_empty() {
             flow.constrain();
@@ -307,10 +305,10 @@ impl Ops {
                     self.push_edge(Part::Result, place, values, times)?;
                 }
             }
-            Does::Constraint(axes, open) => {
+            Does::Constraint(constraint) => {
                 let edge = self.edge(Part::Op, place, vec![operands[0], results[0]], times)?;
                 self.nodes.push(Node { way: Way::Constraint, ..edge });
-                self.constraints.push((results[0], axes.clone(), open.clone()));
+                self.constraints.push((results[0], constraint.clone()));
             }
             Does::Rule(ruled) => {
                 let (ruled, way) = (ruled.clone(), Way::of(&ruled.name));

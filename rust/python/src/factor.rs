@@ -5,7 +5,7 @@ use pyo3::{
     prelude::*,
     types::{PyBool, PyDict, PyInt, PyList, PySequence, PyString, PyTuple},
 };
-use shardwise_core::factor::{Attribute, Attributes, Kind, Reduction, Rule, rule};
+use shardwise_core::factor::{Attribute, Attributes, Kind, Reduction, Rule, is_known, rule};
 
 use crate::{
     convert::{integer, integers, repr, strings},
@@ -67,6 +67,24 @@ impl FactorRule {
         answer(py, || Ok(self.core.operands()))
     }
 
+    /// The rule as text.
+    #[getter]
+    fn text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.to_string()))
+    }
+
+    /// The names of the factors.
+    #[getter]
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, (0..self.core.factors().len()).map(|factor| self.core.name(factor))))
+    }
+
+    /// True if a text gave it.
+    #[getter]
+    fn is_named<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.is_named()))
+    }
+
     /// For each factor its size, or -1, its kind, and whether it is blocked.
     #[getter]
     fn factors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -86,8 +104,8 @@ impl FactorRule {
     #[pyo3(signature = (operands, results, /))]
     fn sized(&self, operands: &Bound<'_, PyAny>, results: &Bound<'_, PyAny>) -> PyResult<Self> {
         guard(|| {
-            let (operands, results) = (Shapes::new("operands", operands)?, Shapes::new("results", results)?);
-            Ok(Self { core: self.core.sized(&[operands.all(), results.all()].concat()).map_err(to_py)? })
+            let shapes = Shapes::new("operands", operands)?.and("results", results)?;
+            Ok(Self { core: self.core.sized(&shapes.all()).map_err(to_py)? })
         })
     }
 }
@@ -97,62 +115,91 @@ impl FactorRule {
 #[pyo3(signature = (op, operands, results, attributes, /))]
 pub(crate) fn factor_rule(
     py: Python<'_>,
-    op: &str,
+    op: &Bound<'_, PyAny>,
     operands: &Bound<'_, PyAny>,
     results: &Bound<'_, PyAny>,
     attributes: &Bound<'_, PyDict>,
 ) -> PyResult<Py<FactorRule>> {
     guard(|| {
-        let (operands, results) = (Shapes::new("operands", operands)?, Shapes::new("results", results)?);
-        let attributes = attributes.iter().map(|(name, value)| {
-            let name: String = name.extract()?;
-            let value = attribute(&name, &value)?;
-            Ok((name, value))
-        });
-        let attributes = Attributes(attributes.collect::<PyResult<_>>()?);
-        Py::new(py, FactorRule { core: rule(op, &operands.all(), &results.all(), &attributes).map_err(to_py)? })
+        let name = op.cast::<PyString>();
+        let name =
+            name.map_err(|_| PyTypeError::new_err(format!("op must be a string, got {}", repr(op))))?.to_str()?;
+        let operands = Shapes::new("operands", operands)?;
+        let count = operands.count;
+        let shapes = operands.and("results", results)?;
+        let shapes = shapes.all();
+        let (operands, results) = shapes.split_at(count);
+        let said: Vec<_> = attributes.iter().collect();
+        let mut attributes = Attributes(Vec::with_capacity(said.len()));
+        for (name, value) in &said {
+            let name = name.cast::<PyString>()?.to_str()?;
+            attributes.0.push((name, attribute(name, value)?));
+        }
+        Py::new(py, FactorRule { core: rule(name, operands, results, &attributes).map_err(to_py)? })
     })
+}
+
+/// Says whether there is a rule for an op of this name.
+#[pyfunction]
+#[pyo3(signature = (op, /))]
+pub(crate) fn has_factor_rule<'py>(py: Python<'py>, op: &str) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || Ok(is_known(op)))
 }
 
 /// Shapes, one after the other.
 pub(crate) struct Shapes {
+    count: usize,
+    /// The number of dims of each shape, then their sizes.
     sizes: Vec<i64>,
-    ends: Vec<usize>,
 }
 
 impl Shapes {
     pub(crate) fn new(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut found = Self { sizes: Vec::with_capacity(8), ends: Vec::with_capacity(4) };
+        Self { count: 0, sizes: Vec::with_capacity(16) }.and(name, given)
+    }
+
+    /// The shapes with others after them.
+    fn and(mut self, name: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let before = self.count;
+        let mut add = |shape: &Bound<'_, PyAny>| self.add(name, before, shape);
         if let Ok(list) = given.cast_exact::<PyList>() {
-            list.iter().try_for_each(|shape| found.add(name, &shape))?;
+            list.iter().try_for_each(|shape| add(&shape))?;
         } else if let Ok(list) = given.cast_exact::<PyTuple>() {
-            list.iter_borrowed().try_for_each(|shape| found.add(name, &shape))?;
+            list.iter_borrowed().try_for_each(|shape| add(&shape))?;
         } else if given.is_instance_of::<PyString>() || !given.is_instance_of::<PySequence>() {
             let given = repr(given);
             return Err(PyTypeError::new_err(format!("{name} must be a sequence of shapes, got {given}")));
         } else {
-            given.try_iter()?.try_for_each(|shape| found.add(name, &shape?))?;
+            given.try_iter()?.try_for_each(|shape| add(&shape?))?;
         }
-        Ok(found)
+        Ok(self)
     }
 
-    fn add(&mut self, name: &str, shape: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (first, number) = (self.sizes.len(), self.ends.len());
+    fn add(&mut self, name: &str, before: usize, shape: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (rank, number) = (self.sizes.len(), self.count - before);
+        self.sizes.push(0);
         if !plain_integers(shape, &mut self.sizes) {
             self.sizes.extend(integers(&format!("{name}[{number}]"), shape)?);
         }
-        if let Some(dim) = self.sizes[first..].iter().position(|size| *size < 0) {
-            let size = self.sizes[first + dim];
-            let why = format!("{name}[{number}][{dim}] is {size}, but a dim has at least 0 elements");
+        let sizes = &self.sizes[rank + 1..];
+        if let Some(dim) = sizes.iter().position(|size| *size < 0) {
+            let why = format!("{name}[{number}][{dim}] is {}, but a dim has at least 0 elements", sizes[dim]);
             return Err(LayoutError::new_err(why));
         }
-        self.ends.push(self.sizes.len());
+        self.sizes[rank] = sizes.len() as i64;
+        self.count += 1;
         Ok(())
     }
 
     pub(crate) fn all(&self) -> Vec<&[i64]> {
-        let first = |number: usize| if number == 0 { 0 } else { self.ends[number - 1] };
-        self.ends.iter().enumerate().map(|(number, end)| &self.sizes[first(number)..*end]).collect()
+        let mut rest = &self.sizes[..];
+        let next = |_| {
+            let (rank, sizes) = rest.split_first().unwrap_or((&0, &[]));
+            let (shape, after) = sizes.split_at(*rank as usize);
+            rest = after;
+            shape
+        };
+        (0..self.count).map(next).collect()
     }
 }
 

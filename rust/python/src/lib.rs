@@ -66,6 +66,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
     module.add_function(wrap_pyfunction!(factor::factor_rule, module)?)?;
+    module.add_function(wrap_pyfunction!(factor::has_factor_rule, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::mapped_files, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;

@@ -7,7 +7,7 @@ use std::{
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use shardwise_core::{
-    computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
+    computation::{Computation as CoreComputation, Constraint, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
     propagate::{
         Bodies, Flow, Lowered, Made, Node, Op, Ops, Part, Policy, Propagated as CorePropagated, Specs, Start, Way,
@@ -69,8 +69,8 @@ fn how<'py>(py: Python<'py>, mesh: &CoreMesh, op: &Lowered) -> PyResult<Bound<'p
     (named(py, mesh, &op.cuts)?, all(&op.local)?, summed, all(&op.possible)?).into_pyobject(py)
 }
 
-/// An op as Python says it: name, operands, results, rule, bodies, trips, axes and open dims of a constraint, the dim of the features
-/// in the first operand of a convolution.
+/// An op as Python says it: name, operands, results, rule, bodies, trips, axes, open dims and place of a constraint, the dim of
+/// the features in the first operand of a convolution.
 type SaidOp<'py> = (
     String,
     Vec<usize>,
@@ -78,7 +78,7 @@ type SaidOp<'py> = (
     Option<PyRef<'py, FactorRule>>,
     Vec<PyRef<'py, Computation>>,
     i64,
-    Option<(Vec<Vec<String>>, Vec<usize>)>,
+    Option<(Vec<Vec<String>>, Vec<usize>, String)>,
     Option<usize>,
 );
 
@@ -138,9 +138,9 @@ fn said(said: SaidOp<'_>, shapes: &[Arc<[i64]>], rules: &mut HashSet<Arc<Ruled>>
         (_, [_, ..], _) if name == "case" => Does::Case(bodies),
         (_, [body], _) if name == "loop" => Does::Loop(body.clone(), trips),
         (_, [body], _) => Does::Call(body.clone()),
-        (.., Some((axes, open))) => {
+        (.., Some((axes, open, place))) => {
             let open = (0..axes.len()).map(|dim| open.contains(&dim)).collect();
-            Does::Constraint(axes, open)
+            Does::Constraint(Arc::new(Constraint { axes, open, place }))
         }
         _ if name == "barrier" => Does::Barrier,
         _ => Does::Constant,

@@ -12,7 +12,6 @@ pub(super) fn dot_general(given: Given<'_>) -> Result<Rule> {
     let dims = |name, shape: &[i64]| given.of.dims(name, shape.len());
     let batch = [dims("lhs_batching_dimensions", lhs)?, dims("rhs_batching_dimensions", rhs)?];
     let summed = [dims("lhs_contracting_dimensions", lhs)?, dims("rhs_contracting_dimensions", rhs)?];
-    let mut result = Vec::with_capacity(given.results[0].len());
     for (what, [left, right]) in [("batching", &batch), ("contracting", &summed)] {
         given.ensure(left.len() == right.len(), || {
             format!("it has {} {what} dims on the left and {} on the right", left.len(), right.len())
@@ -29,24 +28,23 @@ pub(super) fn dot_general(given: Given<'_>) -> Result<Rule> {
             format!("dim {twice:?} of operands[{side}] is a batching and a contracting dim")
         })?;
     }
-    let free = |side: usize, rank: usize| {
-        (0..rank).filter(|dim| !batch[side].contains(dim) && !summed[side].contains(dim)).collect::<Vec<_>>()
+    let free = |side: usize| {
+        let [batch, summed] = [&batch[side], &summed[side]];
+        (0..given.operands[side].len()).filter(|dim| !batch.contains(dim) && !summed.contains(dim))
     };
-    let (left, right) = (free(0, lhs.len()), free(1, rhs.len()));
-    result.extend(batch[0].iter().chain(&left).map(|dim| lhs[*dim]));
-    result.extend(right.iter().map(|dim| rhs[*dim]));
-    given.result(0, &result)?;
+    let left = batch[0].iter().copied().chain(free(0)).map(|dim| &lhs[dim]);
+    let result = left.chain(free(1).map(|dim| &rhs[dim]));
+    given.result(0, result)?;
     let mut builder = given.builder();
-    let mut out = 0..;
-    for ((l, r), to) in batch[0].iter().zip(&batch[1]).zip(&mut out) {
+    let mut to = 0..;
+    for ((l, r), to) in batch[0].iter().zip(&batch[1]).zip(&mut to) {
         builder.factor(&[(0, *l), (1, *r), (2, to)], lhs[*l], Kind::Pass);
     }
-    let after = batch[0].len();
-    for (at, l) in left.iter().enumerate() {
-        builder.factor(&[(0, *l), (2, after + at)], lhs[*l], Kind::Pass);
+    for (l, to) in free(0).zip(&mut to) {
+        builder.factor(&[(0, l), (2, to)], lhs[l], Kind::Pass);
     }
-    for (at, r) in right.iter().enumerate() {
-        builder.factor(&[(1, *r), (2, after + left.len() + at)], rhs[*r], Kind::Pass);
+    for (r, to) in free(1).zip(to) {
+        builder.factor(&[(1, r), (2, to)], rhs[r], Kind::Pass);
     }
     for (l, r) in summed[0].iter().zip(&summed[1]) {
         builder.factor(&[(0, *l), (1, *r)], lhs[*l], Kind::Sum);
@@ -93,8 +91,7 @@ fn windows(given: Given<'_>, shape: &[i64]) -> Result<Vec<(i64, bool)>> {
     let rank = shape.len();
     let window = given.of.each("window_dimensions", rank)?;
     let strides = given.of.each_or_ones("window_strides", rank)?;
-    let padding = given.of.pairs("padding")?;
-    given.ensure(padding.len() == rank, || format!("`padding` has {} pairs for {rank} dims", padding.len()))?;
+    let padding = given.of.each_pair("padding", rank)?;
     let of = |dim: usize| {
         let (size, window, stride, [low, high]) = (shape[dim], window[dim], strides[dim], padding[dim]);
         let count = windows_of(size, window, stride, [low, high]).filter(|_| window >= 1 && size + low + high >= 0);
@@ -170,9 +167,8 @@ pub(super) fn convolution(given: Given<'_>) -> Result<Rule> {
         format!("{lhs:?} and {rhs:?} with {groups} feature and {batches} batch groups do not give {out:?}")
     })?;
     let rank = spatial.len();
-    let (strides, padding) = (of.each_or_ones("window_strides", rank)?, of.pairs("padding")?);
+    let (strides, padding) = (of.each_or_ones("window_strides", rank)?, of.each_pair("padding", rank)?);
     let (spread, apart) = (of.each_or_ones("lhs_dilation", rank)?, of.each_or_ones("rhs_dilation", rank)?);
-    given.ensure(padding.len() == rank, || format!("`padding` has {} pairs for {rank} spatial dims", padding.len()))?;
     for at in 0..rank {
         let dilated = |size: i64, by: i64| if size == 0 { Some(0) } else { (size - 1).checked_mul(by)?.checked_add(1) };
         let (image, window) = (dilated(lhs[spatial[at]], spread[at]), dilated(rhs[kernel[at]], apart[at]));

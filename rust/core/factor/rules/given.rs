@@ -21,6 +21,15 @@ impl Given<'_> {
         Builder::new(self.operands, self.results)
     }
 
+    /// A rule in the making in which the first dims of all tensors pass: those of a batch.
+    pub(super) fn passing(self, dims: &[i64]) -> Builder {
+        let mut builder = self.builder();
+        for (dim, size) in dims.iter().enumerate() {
+            builder.everywhere(dim, *size, Kind::Pass);
+        }
+        builder
+    }
+
     pub(super) fn ensure(self, holds: bool, why: impl FnOnce() -> String) -> Result<()> {
         if holds { Ok(()) } else { Err(self.of.refused(why())) }
     }
@@ -42,9 +51,10 @@ impl Given<'_> {
     }
 
     /// A result of the shape that follows from the operands.
-    pub(super) fn result(self, number: usize, expected: &[i64]) -> Result<()> {
-        self.ensure(self.results[number] == expected, || {
-            let given = self.results[number];
+    pub(super) fn result<'b>(self, number: usize, expected: impl IntoIterator<Item = &'b i64> + Clone) -> Result<()> {
+        let given = self.results[number];
+        self.ensure(given.iter().eq(expected.clone()), || {
+            let expected: Vec<_> = expected.into_iter().collect();
             format!("results[{number}] has the shape {given:?}; from its operands it has {expected:?}")
         })
     }

@@ -54,8 +54,7 @@ pub(super) fn sort(given: Given<'_>) -> Result<Rule> {
         given.operand(number, shape)?;
         given.result(number, shape)?;
     }
-    let along = usize::try_from(given.of.integer("dimension")?).unwrap_or(usize::MAX);
-    given.ensure(along < shape.len(), || format!("`dimension` is not one of the {} dims", shape.len()))?;
+    let along = given.of.dim("dimension", shape.len())?;
     let alone = shape.iter().enumerate().all(|(dim, size)| dim == along || *size == 1);
     let mut builder = given.builder();
     for (dim, size) in shape.iter().enumerate() {
@@ -148,11 +147,8 @@ fn looked_up(
         given.operands.get(at).unwrap_or_else(|| &given.results[at - given.operands.len()])
     };
     let (operand, indices, slices) = (shape(tensors[0]), shape(tensors[1]), shape(tensors[2]));
-    let vector = given.of.integer("index_vector_dim")?;
-    given.ensure((0..=indices.len() as i64).contains(&vector), || {
-        format!("`index_vector_dim` is {vector}; the indices have {} dims", indices.len())
-    })?;
-    let vector = vector as usize;
+    // It may be the one after the last: then the indices are scalars.
+    let vector = given.of.dim("index_vector_dim", indices.len() + 1)?;
     let mut builder = given.builder();
     builder.reduced_by(reduction);
     let mut factor = |dims: [Option<usize>; 3], size: i64, kind: Kind, blocked: bool| {

@@ -1,17 +1,39 @@
 //! Decompositions, transforms, random numbers, normalisation.
 
-use super::given::{Given, all_alike};
+use super::given::Given;
 use crate::{
     error::Result,
     factor::rule::{Kind, Rule},
 };
 
-pub(super) fn cholesky(given: Given<'_>) -> Result<Rule> {
-    given.counted(1, 1)?;
+/// The rule of a decomposition of matrices: the dims of a batch pass, all others are whole. After those of the batch its results have
+/// the dims that one of the `forms` says: `m` is the number of rows, `n` that of columns, `k` the lesser of the two.
+pub(super) fn decomposed(given: Given<'_>, forms: &[&str]) -> Result<Rule> {
+    given.counted(1, given.results.len())?;
     given.rank(0, 2)?;
-    given.result(0, given.operands[0])?;
-    let batch = given.operands[0].len() - 2;
-    Ok(all_alike(given, |dim| if dim < batch { Kind::Pass } else { Kind::Whole }))
+    let shape = given.operands[0];
+    let (batch, sides) = shape.split_at(shape.len() - 2);
+    let size = |letter: char| match letter {
+        'm' => sides[0],
+        'n' => sides[1],
+        _ => sides[0].min(sides[1]),
+    };
+    let expected = |dims: &str| batch.iter().copied().chain(dims.chars().map(size)).collect::<Vec<_>>();
+    let fits = forms.iter().any(|form| form.split(' ').map(expected).eq(given.results.iter().copied()));
+    given.ensure(fits, || {
+        format!("its results have the shapes {:?}; of {sides:?}, m x n, they must be one of {forms:?}", given.results)
+    })?;
+    let mut builder = given.passing(batch);
+    let alike = usize::from(given.results[0] == shape);
+    for dim in batch.len()..shape.len() {
+        builder.factor(&[(0, dim), (1, dim)][..=alike], shape[dim], Kind::Whole);
+    }
+    for (number, result) in given.results.iter().enumerate().skip(alike) {
+        for (dim, size) in result.iter().enumerate().skip(batch.len()) {
+            builder.factor(&[(1 + number, dim)], *size, Kind::Whole);
+        }
+    }
+    Ok(builder.build())
 }
 
 pub(super) fn eigh(given: Given<'_>) -> Result<Rule> {
@@ -22,31 +44,9 @@ pub(super) fn eigh(given: Given<'_>) -> Result<Rule> {
     given.ensure(shape[batch] == shape[batch + 1], || format!("{shape:?} is not a matrix of equal sides"))?;
     given.result(0, shape)?;
     given.result(1, &shape[..=batch])?;
-    let mut builder = given.builder();
-    for (dim, size) in shape[..batch].iter().enumerate() {
-        builder.everywhere(dim, *size, Kind::Pass);
-    }
+    let mut builder = given.passing(&shape[..batch]);
     builder.factor(&[(0, batch), (1, batch)], shape[batch], Kind::Pass);
     builder.factor(&[(0, batch + 1), (1, batch + 1), (2, batch)], shape[batch + 1], Kind::Pass);
-    Ok(builder.build())
-}
-
-pub(super) fn qr(given: Given<'_>) -> Result<Rule> {
-    given.counted(1, 2)?;
-    given.rank(0, 2)?;
-    let shape = given.operands[0];
-    let batch = shape.len() - 2;
-    let mut least = shape[..=batch].to_vec();
-    least[batch] = shape[batch].min(shape[batch + 1]);
-    given.result(0, shape)?;
-    given.result(1, &least)?;
-    let mut builder = given.builder();
-    for (dim, size) in shape[..batch].iter().enumerate() {
-        builder.everywhere(dim, *size, Kind::Pass);
-    }
-    builder.factor(&[(0, batch), (1, batch)], shape[batch], Kind::Whole);
-    builder.factor(&[(0, batch + 1), (1, batch + 1)], shape[batch + 1], Kind::Whole);
-    builder.factor(&[(2, batch)], least[batch], Kind::Whole);
     Ok(builder.build())
 }
 
@@ -63,10 +63,7 @@ pub(super) fn triangular_solve(given: Given<'_>) -> Result<Rule> {
     given.result(0, b)?;
     // `op(a) @ result = b` or `result @ op(a) = b`.
     let (outer, inner) = if left == turned { (batch + 1, batch) } else { (batch, batch + 1) };
-    let mut builder = given.builder();
-    for (dim, size) in a[..batch].iter().enumerate() {
-        builder.everywhere(dim, *size, Kind::Pass);
-    }
+    let mut builder = given.passing(&a[..batch]);
     let other = if left { batch + 1 } else { batch };
     if !left {
         builder.factor(&[(1, other), (2, other)], b[other], Kind::Whole);
@@ -115,8 +112,7 @@ pub(super) fn rng_bit_generator(given: Given<'_>) -> Result<Rule> {
 pub(super) fn batch_norm_inference(given: Given<'_>) -> Result<Rule> {
     given.counted(5, 1)?;
     let shape = given.operands[0];
-    let feature = usize::try_from(given.of.integer("feature_index")?).unwrap_or(usize::MAX);
-    given.ensure(feature < shape.len(), || format!("`feature_index` is not one of the {} dims", shape.len()))?;
+    let feature = given.of.dim("feature_index", shape.len())?;
     (1..5).try_for_each(|number| given.operand(number, &shape[feature..=feature]))?;
     given.result(0, shape)?;
     let mut builder = given.builder();

@@ -14,89 +14,27 @@ use super::{
 use crate::{error::Result, shown};
 
 /// The ops that compute each element of a result from the elements at its place.
+#[rustfmt::skip]
 const ELEMENTWISE: [&str; 71] = [
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "and",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bessel_i0e",
-    "bessel_i1e",
-    "cbrt",
-    "ceil",
-    "clamp",
-    "compare",
-    "complex",
-    "convert",
-    "cosh",
-    "cosine",
-    "count_leading_zeros",
-    "digamma",
-    "divide",
-    "erf",
-    "erf_inv",
-    "erfc",
-    "exponential",
-    "exponential_minus_one",
-    "floor",
-    "identity",
-    "igamma",
-    "igamma_grad_a",
-    "igammac",
-    "imag",
-    "integer_power",
-    "is_finite",
-    "lgamma",
-    "log",
-    "log_plus_one",
-    "logistic",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negate",
-    "next_after",
-    "not",
-    "or",
-    "polygamma",
-    "popcnt",
-    "power",
-    "real",
-    "reduce_precision",
-    "regularized_incomplete_beta",
-    "remainder",
-    "round_nearest_afz",
-    "round_nearest_even",
-    "rsqrt",
-    "select",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-    "sign",
-    "sine",
-    "sinh",
-    "sqrt",
-    "square",
-    "subtract",
-    "tan",
-    "tanh",
-    "xor",
-    "zeta",
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt",
+    "ceil", "clamp", "compare", "complex", "convert", "cosh", "cosine", "count_leading_zeros", "digamma", "divide",
+    "erf", "erf_inv", "erfc", "exponential", "exponential_minus_one", "floor", "identity", "igamma", "igamma_grad_a",
+    "igammac", "imag", "integer_power", "is_finite", "lgamma", "log", "log_plus_one", "logistic", "maximum", "minimum",
+    "multiply", "negate", "next_after", "not", "or", "polygamma", "popcnt", "power", "real", "reduce_precision",
+    "regularized_incomplete_beta", "remainder", "round_nearest_afz", "round_nearest_even", "rsqrt", "select",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "sinh", "sqrt", "square", "subtract",
+    "tan", "tanh", "xor", "zeta",
 ];
 
 /// The rule of an op.
 type Known = fn(Given<'_>) -> Result<Rule>;
 
 /// The others, with their rules.
-const OTHERS: [(&str, Known); 26] = [
+const OTHERS: [(&str, Known); 28] = [
     ("batch_norm_inference", linalg::batch_norm_inference),
     ("bitcast_convert", shape::bitcast_convert),
     ("broadcast_in_dim", shape::broadcast_in_dim),
-    ("cholesky", linalg::cholesky),
+    ("cholesky", |given| linalg::decomposed(given, &["mn"])),
     ("concatenate", shape::concatenate),
     ("convolution", contract::convolution),
     ("dot_general", contract::dot_general),
@@ -105,8 +43,9 @@ const OTHERS: [(&str, Known); 26] = [
     ("eigh", linalg::eigh),
     ("fft", linalg::fft),
     ("gather", index::gather),
+    ("lu", |given| linalg::decomposed(given, &["mn k m"])),
     ("pad", shape::pad),
-    ("qr", linalg::qr),
+    ("qr", |given| linalg::decomposed(given, &["mn k", "mk kn", "mm mn"])),
     ("reduce", contract::reduce),
     ("reduce_window", contract::reduce_window),
     ("reshape", shape::reshape),
@@ -116,6 +55,7 @@ const OTHERS: [(&str, Known); 26] = [
     ("select_and_scatter", contract::select_and_scatter),
     ("slice", shape::slice),
     ("sort", index::sort),
+    ("svd", |given| linalg::decomposed(given, &["k", "k mk kn", "k mm nn"])),
     ("top_k", index::top_k),
     ("transpose", shape::transpose),
     ("triangular_solve", linalg::triangular_solve),
@@ -127,8 +67,14 @@ pub fn is_elementwise(op: &str) -> bool {
     ELEMENTWISE.binary_search(&op).is_ok()
 }
 
+/// Says whether an op has a rule.
+#[must_use]
+pub fn is_known(op: &str) -> bool {
+    is_elementwise(op) || OTHERS.binary_search_by_key(&op, |(name, _)| name).is_ok()
+}
+
 /// The names of all ops that have a rule.
-pub fn names() -> impl Iterator<Item = &'static str> {
+fn names() -> impl Iterator<Item = &'static str> {
     ELEMENTWISE.into_iter().chain(OTHERS.iter().map(|(name, _)| *name))
 }
 
@@ -140,13 +86,13 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// ```
 /// use shardwise_core::factor::{Attribute, Attributes, rule};
-/// let dims = |name: &str, dims: &[i64]| (name.to_owned(), Attribute::Integers(dims.to_vec()));
-/// let contracted = [dims("lhs_contracting_dimensions", &[1]), dims("rhs_contracting_dimensions", &[0])];
-/// let product = rule("dot_general", &[&[4, 8], &[8, 16]], &[&[4, 16]], &Attributes(contracted.to_vec()))?;
+/// let [left, right] = [1, 0].map(|dim| Attribute::Integers(vec![dim]));
+/// let contracted = Attributes(vec![("lhs_contracting_dimensions", left), ("rhs_contracting_dimensions", right)]);
+/// let product = rule("dot_general", &[&[4, 8], &[8, 16]], &[&[4, 16]], &contracted)?;
 /// assert_eq!(product.to_string(), "([i,k],[k,j])->([i,j])");
 /// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
-pub fn rule(op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes) -> Result<Rule> {
+pub fn rule(op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes<'_>) -> Result<Rule> {
     let given = Given { of: Of::new(op, attributes), operands, results };
     if let Ok(at) = OTHERS.binary_search_by_key(&op, |(name, _)| name) {
         return OTHERS[at].1(given);

@@ -52,8 +52,7 @@ pub(super) fn broadcast_in_dim(given: Given<'_>) -> Result<Rule> {
 pub(super) fn concatenate(given: Given<'_>) -> Result<Rule> {
     given.at_least_one(1)?;
     let first = given.operands[0];
-    let along = usize::try_from(given.of.integer("dimension")?).unwrap_or(usize::MAX);
-    given.ensure(along < first.len(), || format!("`dimension` is not one of the {} dims", first.len()))?;
+    let along = given.of.dim("dimension", first.len())?;
     let mut whole = first.to_vec();
     whole[along] = 0;
     for (number, operand) in given.operands.iter().enumerate() {
@@ -129,10 +128,7 @@ pub(super) fn bitcast_convert(given: Given<'_>) -> Result<Rule> {
     given.ensure(apart <= 1 && from[..common] == to[..common], || {
         format!("{to:?} is not {from:?}, nor with one dim more or less at the end")
     })?;
-    let mut builder = given.builder();
-    for (dim, size) in from[..common].iter().enumerate() {
-        builder.everywhere(dim, *size, Kind::Pass);
-    }
+    let mut builder = given.passing(&from[..common]);
     if from.len() > common {
         builder.factor(&[(0, common)], from[common], Kind::Whole);
     }
