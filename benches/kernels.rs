@@ -219,9 +219,9 @@ fn layouts(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(name, count), |b| {
                 b.iter(|| {
                     let ops = Arc::new(Ops::new(&computation).unwrap());
-                    let flow = Flow::new(&ops, &mesh, starts.clone(), vec![None]).unwrap();
+                    let flow = Flow::new(&ops, &mesh, [starts.clone(), vec![None]]).unwrap();
                     let itemsizes = vec![4; flow.shapes.len()];
-                    propagate(flow, &itemsizes, policy).unwrap().unwrap()
+                    propagate(vec![flow], &itemsizes, policy).unwrap().unwrap()
                 })
             });
         }

@@ -211,7 +211,7 @@ def propagated(
     itemsize: Callable[[str], int],
     policy: str,
     /,
-) -> Propagated | tuple[str, list[tuple[int, int | None]], list[int]]: ...
+) -> list[Propagated] | tuple[str, list[tuple[int, int | None]], list[int]]: ...
 def settle(
     mesh: Mesh,
     rule: FactorRule,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import sizes_of
 from .._core import Computation as CoreComputation
-from .._core import Propagated, propagated, settle
+from .._core import propagated, settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
@@ -296,8 +296,8 @@ def _explicit(
     computation = CoreComputation(shapes, ["float32"] * len(shapes), count, [op], [count])
     starts = [(given, [False for _ in given or ()], [0 for _ in given or ()]) for given in specs]
     found = propagated(mesh.core, computation, starts, [None], itemsize_of, "explicit")
-    if isinstance(found, Propagated):
-        axes: Specs | None = found.value(found.numbers[0][count] or 0)[2]
+    if isinstance(found, list):
+        axes: Specs | None = found[0].value(found[0].numbers[0][count] or 0)[2]
         return axes or ((),) * len(parsed.result)
     why = found[0]
     for number, name in enumerate(names):

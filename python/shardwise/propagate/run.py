@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,10 +71,8 @@ class Devices:
     def _bodies(self, number: int) -> int:
         """Compute a loop, or the branch of a case that is taken; return the place after its edges to results."""
         bounds, inner, trips, decides = self._flow.bodies[number]
-        edges: list[FlowNode] = []
-        first = bounds[-1]
-        while first + len(edges) < len(self._flow.nodes) and (not edges or self._follows(edges[0], first + len(edges))):
-            edges.append(self._flow.nodes[first + len(edges)])
+        after = self._flow.nodes[bounds[-1] :]
+        edges = list(itertools.takewhile(lambda node: node.part == "result" and node.op is after[0].op, after))
         branches = len(bounds) - 1
         if not inner:
             assert decides is not None
@@ -81,7 +80,7 @@ class Devices:
             self._nodes(bounds[branch], bounds[branch + 1], number)
             for edge in edges:
                 self._edge(edge, edge.values[branch])
-            return first + len(edges)
+            return bounds[-1] + len(edges)
         for edge in edges:
             self._edge(edge, edge.values[0])
         done = 0
@@ -97,12 +96,7 @@ class Devices:
             for edge, shards in zip(edges, made, strict=True):
                 self._held[edge.values[-1]] = (self._specs(edge.values[-1]), shards)
             done += 1
-        return first + len(edges)
-
-    def _follows(self, edge: FlowNode, at: int) -> bool:
-        """Return true for another edge to a result of the same op."""
-        node = self._flow.nodes[at]
-        return node.part == "result" and node.op is edge.op
+        return bounds[-1] + len(edges)
 
     def _specs(self, value: int) -> Specs:
         return self._flow.value(value).specs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -270,43 +269,11 @@ def propagate(
             "policy='shardy'"
         )
     found = propagated(where.core, computation._core, *begun, _itemsize, policy)
-    if not isinstance(found, Propagated):
+    if isinstance(found, tuple):
         raise LayoutError(_disagreement(computation, *found))
     moves = Moves(where, policy)
-    answer = Propagation(computation, where, policy, found, moves)
-    later = _replaced_last(computation, *begun) if policy == "least" else None
-    if later is None:
-        return answer
-    other = propagated(where.core, computation._core, *later, _itemsize, policy)
-    assert isinstance(other, Propagated)
-    return min(answer, Propagation(computation, where, policy, other, moves), key=lambda each: each._bytes)
-
-
-def _replaced_last(
-    computation: Computation, inputs: list[BegunLayout | None], results: list[BegunLayout | None]
-) -> tuple[list[BegunLayout | None], list[BegunLayout | None]] | None:
-    """Return beginnings in which inputs that a step replaces spread last; `None` if no input is like a result."""
-
-    def key(number: int, begun: BegunLayout | None) -> Any:
-        return computation.shapes[number], computation.dtypes[number], repr(begun)
-
-    def later(begun: BegunLayout) -> BegunLayout:
-        axes, may_grow, priorities = begun
-        return axes, may_grow, [min(priority + 1, (1 << 32) - 1) for priority in priorities]
-
-    made = Counter(
-        key(number, begun)
-        for number, begun in zip(computation.outputs, results, strict=True)
-        if begun is not None and computation.shapes[number]
-    )
-    found: list[BegunLayout | None] = []
-    for number, begun in enumerate(inputs):
-        is_replaced = begun is not None and made[key(number, begun)] > 0
-        made[key(number, begun)] -= is_replaced
-        found.append(later(begun) if is_replaced and begun is not None else begun)
-    if found == inputs:
-        return None
-    return found, [begun and later(begun) for begun in results]
+    answers = [Propagation(computation, where, policy, each, moves) for each in found]
+    return answers[0] if len(answers) == 1 else min(answers, key=lambda each: each._bytes)
 
 
 def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:

@@ -1,6 +1,9 @@
 //! The layouts that JAX's explicit mode gives the results of ops, and where it gives none.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::{
     axes,
@@ -34,20 +37,19 @@ type Conflict = (String, Vec<usize>);
 
 /// The layouts of all values, op by op.
 pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreement> {
+    let inner: HashSet<usize> =
+        flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
+    let of_loops = flow.nodes.iter().filter(|node| node.part == Part::Result && node.values.len() == 3);
+    let begins = of_loops.map(|node| (node.values[2], node.values[0])).filter(|(result, _)| inner.contains(result));
     let mut held = Held {
         flow,
         layouts: vec![None; flow.shapes.len()],
         inputs: (0..flow.shapes.len()).map(|value| (value < flow.inputs).then_some(value)).collect(),
-        begins: vec![None; flow.shapes.len()],
+        begins: begins.collect(),
         shared: Numbered::default(),
     };
     for (value, start) in flow.starts.iter().enumerate() {
         held.layouts[value] = start.as_ref().map(|start| held.shared.of(Arc::new(start.specs.clone())));
-    }
-    let inner: HashSet<usize> =
-        flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
-    for node in flow.nodes.iter().filter(|node| node.part == Part::Result && node.ruled.rule.operands() == 2) {
-        held.begins[node.values[2]] = inner.contains(&node.values[2]).then_some(node.values[0]);
     }
     // The places of loops with a test and of cases: their edges to results come after their bodies.
     let deciding = flow.bodies.iter().filter(|body| body.decides.is_some());
@@ -90,7 +92,7 @@ struct Held<'a> {
     layouts: Vec<Option<u32>>,
     inputs: Vec<Option<usize>>,
     /// For the result of a loop the value that the loop begins with.
-    begins: Vec<Option<usize>>,
+    begins: HashMap<usize, usize>,
     /// All layouts, by number.
     shared: Numbered<Arc<Specs>>,
 }
@@ -104,7 +106,7 @@ impl Held<'_> {
             let (specs, other) = self.of(*source);
             let [first, specs] = [first, specs].map(|number| self.shared.at(number));
             if let Some(dim) = (0..specs.len()).find(|dim| specs[*dim] != first[*dim]) {
-                let is_loop = self.begins[node.values[sources.len()]].is_some();
+                let is_loop = self.begins.contains_key(&node.values[sources.len()]);
                 let [before, after] =
                     if is_loop { ["it begins", "a trip ends"] } else { ["one branch ends", "another ends"] };
                 let [begun, ended] = [first, specs].map(|specs| how_cut(&specs[dim], &self.flow.mesh));
@@ -135,7 +137,7 @@ impl Held<'_> {
         if let Some(known) = self.layouts[owner] {
             return (known, self.inputs[owner]);
         }
-        let Some(first) = self.begins[owner] else {
+        let Some(&first) = self.begins.get(&owner) else {
             let whole = vec![Vec::new(); self.flow.shapes[value].len()];
             return (self.shared.of(Arc::new(whole)), self.inputs[owner]);
         };

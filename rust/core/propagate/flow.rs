@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The layout that a value begins with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Start {
     /// The axes of its dims.
     pub specs: Specs,
@@ -32,6 +32,9 @@ pub struct Start {
     /// When each dim gets its axes: those of 0 first, and only when nothing changes any more the others, in their order.
     pub priorities: Vec<u32>,
 }
+
+/// The layouts that inputs, and those that results begin with.
+pub type Starts = [Vec<Option<Arc<Start>>>; 2];
 
 /// The ops of the bodies of a loop or a case, which are one after the other.
 #[derive(Debug, Clone)]
@@ -113,12 +116,7 @@ impl Flow {
     ///
     /// # Errors
     /// Those of a constraint with an axis that the mesh does not have.
-    pub fn new(
-        ops: &Arc<Ops>,
-        mesh: &Arc<Mesh>,
-        inputs: Vec<Option<Arc<Start>>>,
-        results: Vec<Option<Arc<Start>>>,
-    ) -> Result<Self> {
+    pub fn new(ops: &Arc<Ops>, mesh: &Arc<Mesh>, [inputs, results]: Starts) -> Result<Self> {
         let mut flow = Self { mesh: mesh.clone(), starts: inputs, ops: ops.clone() };
         flow.starts.resize(ops.shapes.len(), None);
         for (output, start) in ops.outputs.iter().zip(results) {
@@ -181,6 +179,36 @@ impl Ops {
             ops.outputs.push(edge);
         }
         Ok(ops)
+    }
+
+    /// Layouts to begin with as these, with which inputs that a step replaces, such as weights, spread last; none if no input is as
+    /// a result.
+    #[must_use]
+    pub fn replaced_last(&self, [inputs, results]: &Starts) -> Option<Starts> {
+        let key =
+            |value: usize, start: &Arc<Start>| (self.shapes[value].clone(), self.dtypes[value].clone(), start.clone());
+        let later = |start: &Arc<Start>| {
+            let priorities = start.priorities.iter().map(|priority| priority.saturating_add(1)).collect();
+            Arc::new(Start { priorities, ..Start::clone(start) })
+        };
+        let mut made: HashMap<_, usize> = HashMap::new();
+        for (output, start) in self.outputs.iter().zip(results) {
+            if let Some(start) = start.as_ref().filter(|start| !start.specs.is_empty()) {
+                *made.entry(key(output.values[1], start)).or_default() += 1;
+            }
+        }
+        let of_input = |(value, start): (usize, &Option<Arc<Start>>)| {
+            let start = start.as_ref()?;
+            match made.get_mut(&key(value, start)).filter(|left| **left > 0) {
+                Some(left) => {
+                    *left -= 1;
+                    Some(later(start))
+                }
+                None => Some(start.clone()),
+            }
+        };
+        let found: Vec<_> = inputs.iter().enumerate().map(of_input).collect();
+        (found != *inputs).then(|| [found, results.iter().map(|start| start.as_ref().map(later)).collect()])
     }
 
     /// The number of an op in the computation, then in the body of that op, and so on.

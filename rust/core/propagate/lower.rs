@@ -12,7 +12,7 @@ use super::{
     meet::{self, Cuts},
     node::{Node, Part, Way},
     numbered::Map,
-    op::{Lowered, Policy, summed},
+    op::{Lowered, Policy},
     project::{self, Specs, is_whole, of_cuts},
     whole,
 };
@@ -54,8 +54,8 @@ impl Propagated {
     }
 }
 
-/// The layouts of all values by a policy, and how ops compute; or where [`Policy::Explicit`] gives none. `itemsizes` are the bytes
-/// of an element of each value.
+/// For each flow of one computation the layouts of all values by a policy, and how ops compute; or where [`Policy::Explicit`] gives
+/// none. `itemsizes` are the bytes of an element of each value.
 ///
 /// With [`Policy::Shardy`] each op computes as Shardy's passes say, otherwise so that the fewest bytes move; what has moved for
 /// an op is there for those after it.
@@ -63,19 +63,31 @@ impl Propagated {
 /// # Errors
 /// Those of a layout that does not fit its shape.
 pub fn propagate(
-    flow: Flow,
+    flows: Vec<Flow>,
     itemsizes: &[i64],
     policy: Policy,
-) -> Result<std::result::Result<Propagated, Disagreement>> {
-    let layouts = match policy {
-        Policy::Explicit => match explicit::layouts(&flow) {
-            Ok(layouts) => layouts,
-            Err(disagreement) => return Ok(Err(disagreement)),
-        },
-        Policy::Shardy | Policy::Least => whole::layouts(&flow),
-    };
-    let lowered = lower(&flow, &layouts, itemsizes, policy)?;
-    Ok(Ok(Propagated { flow, layouts, lowered }))
+) -> Result<std::result::Result<Vec<Propagated>, Disagreement>> {
+    let (mut found, mut prices) = (Vec::with_capacity(flows.len()), HashMap::new());
+    for flow in flows {
+        let layouts = match policy {
+            Policy::Explicit => match explicit::layouts(&flow) {
+                Ok(layouts) => layouts,
+                Err(disagreement) => return Ok(Err(disagreement)),
+            },
+            Policy::Shardy | Policy::Least => whole::layouts(&flow),
+        };
+        let lowered = lower(&flow, &layouts, itemsizes, policy, &mut prices)?;
+        found.push(Propagated { flow, layouts, lowered });
+    }
+    Ok(Ok(found))
+}
+
+/// The ways in which ops of one rule may compute whose values have the same layouts.
+enum Ways {
+    /// The only one; none where nothing cuts any value.
+    One(Option<Arc<Lowered>>),
+    /// Some, at least one, of which that is taken that moves the fewest bytes then.
+    Any(Vec<Arc<Lowered>>),
 }
 
 /// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
@@ -85,9 +97,10 @@ fn lower(
     layouts: &[Option<Arc<Specs>>],
     itemsizes: &[i64],
     policy: Policy,
+    prices: &mut HashMap<Priced, i64>,
 ) -> Result<Vec<Option<Arc<Lowered>>>> {
-    let mut moved = Moved { flow, layouts, itemsizes, there: HashSet::new(), prices: HashMap::new() };
-    let mut known: Map<Box<[usize]>, Vec<Arc<Lowered>>> = Map::default();
+    let mut moved = Moved { flow, layouts, itemsizes, there: HashSet::new(), prices };
+    let mut known: Map<Box<[usize]>, Ways> = Map::default();
     let mut key: Vec<usize> = Vec::new();
     let of = |node: &Node| {
         // Equal layouts of values that agree are one object, and so are the rules of ops that are alike.
@@ -98,44 +111,52 @@ fn lower(
             Some(ways) => ways,
             None => known.entry(key.as_slice().into()).or_insert_with(|| ways(flow, node, layouts, policy)),
         };
-        let first = policy == Policy::Shardy || node.is_edge();
-        let found = if first || ways.is_empty() { 0 } else { moved.least(node, ways)? };
-        Ok(ways.get(found).cloned())
+        match ways {
+            Ways::One(lowered) => Ok(lowered.clone()),
+            Ways::Any(ways) => Ok(Some(ways[moved.least(node, ways)?].clone())),
+        }
     };
     flow.nodes.iter().chain(&flow.outputs).map(of).collect()
 }
 
-/// The ways in which an op may compute whose values have these layouts; none if nothing cuts any of them.
-fn ways(flow: &Flow, node: &Node, layouts: &[Option<Arc<Specs>>], policy: Policy) -> Vec<Arc<Lowered>> {
+/// The ways in which an op may compute whose values have these layouts.
+fn ways(flow: &Flow, node: &Node, layouts: &[Option<Arc<Specs>>], policy: Policy) -> Ways {
     let (rule, reshapes) = (&node.ruled.rule, node.way == Way::First);
     let held = |tensor: usize| layouts[node.values[tensor]].as_deref();
     let all = || (0..rule.tensors()).map(held);
     if all().all(is_whole) {
-        return Vec::new();
+        return Ways::One(None);
     }
-    let agreed = meet::agreed_dims(rule, all());
-    if let Some(cuts) = agreed.filter(|cuts| policy == Policy::Shardy || summed(rule, cuts).is_empty()) {
-        return vec![Arc::new(Lowered::new(rule, cuts, vec![None; rule.tensors()], reshapes))];
-    }
-    let ways = if node.is_edge() {
-        // The sources need the layout that the target has.
-        vec![held(rule.operands()).cloned().unwrap_or_else(|| vec![Vec::new(); rule.rank(0)])]
-    } else {
-        let tensors = project::closed(rule, all());
-        let reshaped = if reshapes { meet::reshaped(rule, &tensors, &flow.mesh) } else { None };
-        let cuts = reshaped.unwrap_or_else(|| meet::meet(rule, &tensors, &flow.shapes_of(node), &flow.mesh));
-        if policy == Policy::Shardy { vec![cuts] } else { least::ways(&flow.mesh, rule, &tensors, Some(cuts)) }
+    let differs = |tensor: usize, inner: &Specs| {
+        let same = held(tensor).map_or_else(|| is_whole(Some(inner)), |own| own == inner);
+        (!same).then(|| inner.clone())
     };
+    if node.is_edge() {
+        // The sources need the layout that the target has.
+        let goal = held(rule.operands()).cloned().unwrap_or_else(|| vec![Vec::new(); rule.rank(0)]);
+        let local = (0..rule.tensors()).map(|tensor| differs(tensor, &goal)).collect();
+        return Ways::One(Some(Arc::new(Lowered::new(rule, goal, local, false))));
+    }
+    if let Some(cuts) = meet::agreed_dims(rule, all()) {
+        let lowered = Lowered::new(rule, cuts, vec![None; rule.tensors()], reshapes);
+        if policy == Policy::Shardy || lowered.summed.is_empty() {
+            return Ways::One(Some(Arc::new(lowered)));
+        }
+    }
+    let tensors = project::closed(rule, all());
+    let reshaped = if reshapes { meet::reshaped(rule, &tensors, &flow.mesh) } else { None };
+    let cuts = reshaped.unwrap_or_else(|| meet::meet(rule, &tensors, &flow.shapes_of(node), &flow.mesh));
     let lowered = |cuts: Cuts| {
-        let local = |tensor: usize| {
-            let inner = of_cuts(rule, tensor, &cuts);
-            let same = held(tensor).map_or_else(|| is_whole(Some(&inner)), |own| *own == inner);
-            (!same).then_some(inner)
-        };
+        let local = |tensor: usize| differs(tensor, &of_cuts(rule, tensor, &cuts));
         let local = (0..rule.tensors()).map(local).collect();
         Arc::new(Lowered::new(rule, cuts, local, reshapes))
     };
-    ways.into_iter().map(lowered).collect()
+    match policy {
+        Policy::Shardy => Ways::One(Some(lowered(cuts))),
+        Policy::Explicit | Policy::Least => {
+            Ways::Any(least::ways(&flow.mesh, rule, &tensors, Some(cuts)).into_iter().map(lowered).collect())
+        }
+    }
 }
 
 /// A shape, the layouts before and after, the axes over which it is summed, and the bytes of an element.
@@ -147,7 +168,7 @@ struct Moved<'a> {
     layouts: &'a [Option<Arc<Specs>>],
     itemsizes: &'a [i64],
     there: HashSet<(usize, Specs)>,
-    prices: HashMap<Priced, i64>,
+    prices: &'a mut HashMap<Priced, i64>,
 }
 
 impl Moved<'_> {
@@ -174,7 +195,9 @@ impl Moved<'_> {
         })?;
         let found = found.unwrap_or(0);
         for (value, inner) in node.values[..operands].iter().zip(&ways[found].local) {
-            self.there.extend(inner.as_ref().map(|inner| (*value, inner.clone())));
+            if let Some(inner) = inner {
+                self.there.insert((*value, inner.clone()));
+            }
         }
         Ok(found)
     }

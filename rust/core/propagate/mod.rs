@@ -40,7 +40,7 @@ mod uses;
 mod whole;
 
 pub use explicit::Disagreement;
-pub use flow::{Bodies, Flow, Made, Ops, Start};
+pub use flow::{Bodies, Flow, Made, Ops, Start, Starts};
 pub use lower::{Propagated, propagate};
 pub use node::{Node, Part, Way};
 pub use op::{Lowered, Policy};

@@ -262,7 +262,7 @@ impl Propagated {
 
 /// The layouts of all values of a computation by a policy, and how its ops compute. `inputs` and `results` have for each none or the
 /// layout that it begins with, whether each dim may take more, and when it gets its axes; `itemsize` gives the bytes of an element
-/// of a dtype.
+/// of a dtype. For the fewest bytes also those that come out if inputs which a step replaces spread last, if there are any.
 ///
 /// Where explicit mode gives none, why in words, the operands that disagree, each with the input that its layout is from, and the
 /// place of the op.
@@ -300,7 +300,11 @@ pub(crate) fn propagated<'py>(
                 computation.ops.get_or_init(|| ops)
             }
         };
-        let flow = Flow::new(ops, &mesh.core, inputs, results).map_err(to_py)?;
+        let starts = [inputs, results];
+        let later = if policy == Policy::Least { ops.replaced_last(&starts) } else { None };
+        let starts = [starts].into_iter().chain(later);
+        let flows =
+            starts.map(|starts| Flow::new(ops, &mesh.core, starts).map_err(to_py)).collect::<PyResult<Vec<_>>>()?;
         let mut known: Vec<(Arc<str>, i64)> = Vec::new();
         let of = |dtype: &Arc<str>| {
             if let Some((_, size)) = known.iter().find(|(name, _)| name == dtype) {
@@ -310,9 +314,9 @@ pub(crate) fn propagated<'py>(
             known.push((dtype.clone(), size));
             Ok(size)
         };
-        let itemsizes = flow.dtypes.iter().map(of).collect::<PyResult<Vec<_>>>()?;
-        match py.detach(|| propagate(flow, &itemsizes, policy)).map_err(to_py)? {
-            Ok(core) => Ok(Bound::new(py, Propagated { core })?.into_any()),
+        let itemsizes = ops.dtypes.iter().map(of).collect::<PyResult<Vec<_>>>()?;
+        match py.detach(|| propagate(flows, &itemsizes, policy)).map_err(to_py)? {
+            Ok(found) => found.into_iter().map(|core| Propagated { core }).collect::<Vec<_>>().into_pyobject(py),
             Err(found) => Ok((found.why, found.operands, found.place).into_pyobject(py)?.into_any()),
         }
     })
