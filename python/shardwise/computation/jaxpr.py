@@ -299,10 +299,8 @@ def _dot_general(body: Lowering, eqn: Eqn) -> int:
 
 def _convolution(body: Lowering, eqn: Eqn) -> int:
     def names(spec: Sequence[int], first: str) -> list[Any]:
-        found: list[Any] = [None] * len(spec)
-        for name, dim in zip([*first, *range(len(spec) - 2)], spec, strict=True):
-            found[dim] = name
-        return found
+        of_dim: dict[int, Any] = dict(zip(spec, [*first, *range(len(spec) - 2)], strict=True))
+        return [of_dim[dim] for dim in sorted(of_dim)]
 
     said = eqn.params["dimension_numbers"]
     given = {name: names(said[name], "oi" if name == "rhs_spec" else "bf") for name in said}
