@@ -14,7 +14,6 @@ from ..conversion.assembled import Assembled
 from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
 from ..deploy.read import no_mesh
-from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
 from ..quantized.unstated import cast_weights, check_elements
@@ -44,7 +43,7 @@ from .layouts import check_for, read_layouts, source_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
-__all__ = ["doubts", "report_on", "run_report"]
+__all__ = ["doubts", "run_report"]
 
 _TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
 _MAX_UNMATCHED = 6
@@ -54,17 +53,7 @@ _PROBLEMS = ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismat
 
 def run_report(screen: Screen, options: argparse.Namespace) -> int:
     """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
-    mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    applied = report_on(
-        options.source,
-        options.rules,
-        mesh,
-        options.uneven,
-        options.config,
-        options.drop,
-        options.preset,
-        (source_layouts(options, options.source), options.source_rules),
-    )
+    applied = _applied(options)
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
     if options.json:
@@ -109,47 +98,19 @@ class Applied(NamedTuple):
     totals: tuple[Total, ...] = ()
 
 
-def report_on(
-    source: str,
-    rules: Path | None,
-    mesh: DeviceMesh | None,
-    uneven: UnevenRule = "even",
-    config: Path | None = None,
-    drop: str | None = None,
-    text: str | None = None,
-    bare: tuple[LayoutMap | Deployment | None, Path | None] = (None, None),
-) -> Applied:
-    """Apply a file of rules, or a preset, to a checkpoint, to a model's configuration alone, or to a list of tensors.
+def _applied(options: argparse.Namespace) -> Applied:
+    """Apply rules or a preset to a checkpoint, to a model's configuration alone, or to a list of tensors.
 
-    The rewrites of the file are applied first, unless the tensors have the new names already. The components of
-    quantized weights follow these.
-
-    Args:
-        source: the path of the checkpoint, the configuration or the list.
-        rules: the file, or the one that a preset is to take.
-        mesh: the mesh; by default that of the rules.
-        uneven: how dims that do not divide are cut, unless a rule says so.
-        config: the model's configuration; by default the one next to the checkpoint.
-        drop: a regular expression for tensors that are left out.
-        text: the preset as it was typed, if one was.
-        bare: for bare files of ranks their layouts, and the rules file of these, whose rewrites are undone first.
-
-    Raises:
-        ValueError: if there is no mesh.
+    The rewrites of the rules are applied first, unless the tensors have the new names already. The components of
+    quantized weights follow these. Without `--mesh`, the mesh is that of the rules; without `--config`, the model's
+    configuration is the one next to the checkpoint.
     """
-    given = config or config_beside(source)
+    source, rules, drop = options.source, options.rules, options.drop
+    bare = source_layouts(options, source)
+    given = options.config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
-    check_for(mesh, text)
-    with reading_for(source):
-        if text is not None:
-            layouts, rewrites, _, _ = preset(text, given, rules=rules, form="report")
-        elif rules is None:
-            raise ValueError("--rules or --for is missing: they say how the tensors are cut")
-        else:
-            layouts, rewrites = read_layouts(rules, mesh, given), Rewrites.from_toml(rules, config=given)
-        if bare[1] is not None:
-            rewrites = Rewrites.from_toml(bare[1], config=given).inverse() + rewrites
+    layouts, rewrites = _rules_of(options, given)
     mesh = layouts.world
     if mesh is None:
         assert rules is not None
@@ -165,7 +126,7 @@ def report_on(
         path: Location = Path(source)
         known = rewritten_outline(stored, rewrites, components_in(stored, said), dropped=dropped)
     else:
-        with open_checkpoint(source, layouts=bare[0]) as checkpoint:
+        with open_checkpoint(source, layouts=bare) as checkpoint:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
             stored = _asked(stored, unwanted, left_out)
             names = {*names_of(checkpoint)}
@@ -183,12 +144,28 @@ def report_on(
     outline, weights = known
     check_elements(outline, weights, layouts)
     left_out += cast_weights(outline, weights, layouts, said)
-    following = followers(weights, layouts, uneven)
+    following = followers(weights, layouts, options.uneven)
     left_out += dropped_by_rules(dropped, lost, names)
     left_out += states_alone(outline, names)
     totals = totals_of(((name, dtype, shape) for name, (shape, dtype) in outline.items()), training_names(outline))
-    report = layouts.report(_described(outline), uneven=uneven, followers=following)
+    report = layouts.report(_described(outline), uneven=options.uneven, followers=following)
     return Applied(path, mesh, report, layouts, tuple(left_out), totals)
+
+
+def _rules_of(options: argparse.Namespace, config: Path | str | None) -> tuple[LayoutMap | Deployment, Rewrites]:
+    """Return the layouts and rewrites that the options name, after the rewrites of bare files of ranks are undone."""
+    rules, mesh = options.rules, None if options.mesh is None else parse_mesh(options.mesh)
+    check_for(mesh, options.preset)
+    with reading_for(options.source):
+        if options.preset is not None:
+            layouts, rewrites, _, _ = preset(options.preset, config, rules=rules, form="report")
+        elif rules is None:
+            raise ValueError("--rules or --for is missing: they say how the tensors are cut")
+        else:
+            layouts, rewrites = read_layouts(rules, mesh, config), Rewrites.from_toml(rules, config=config)
+        if options.source_rules is not None:
+            rewrites = Rewrites.from_toml(options.source_rules, config=config).inverse() + rewrites
+    return layouts, rewrites
 
 
 def _asked(stored: Outline, unwanted: NamePattern | None, left_out: list[LeftOut]) -> Outline:
