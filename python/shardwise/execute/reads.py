@@ -147,7 +147,7 @@ def read_calls(
 def http_ranges(reads: DeviceReads) -> list[HttpRange]:
     """Return the reads of a device, or of several, as requests: one for each read, which any client of HTTP can make.
 
-    Where a store has no ETag a request has no condition: then `reads.check()` after the last answer notices an object
+    Where a store has no ETag, a request has no condition; then `reads.check()` after the last answer notices an object
     that was replaced meanwhile.
 
     >>> from shardwise.store import ReadArray

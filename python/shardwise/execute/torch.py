@@ -52,7 +52,8 @@ def run(
             another. Further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too. After an error
             they may hold anything, unless there are spare ones; those of `src` are untouched.
         spare: tensors of the shapes of `out`, which receive first. When all processes have everything, the tensors of
-            `out` are overwritten with those. So these are whole or untouched, whichever process fails and whenever.
+            `out` are overwritten with those. So each tensor of `out` is whole or untouched, whichever process fails,
+            and whenever.
         ranks: the global rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
         group: the process group; the default one if not given.
         version: the version of the weights that are sent, such as `"step 1200"`; all processes must have the same.

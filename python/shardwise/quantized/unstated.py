@@ -113,8 +113,8 @@ def cast_weights(
     count, which = listed(names, "tensor", nbytes)
     dtypes = " and ".join(sorted({tensors[name][1].name for name in names}))
     text = (
-        f"{count} of {dtypes}, without scales, and nothing says that they were only cast: the rules cut them as if "
-        f"they were: {which}; the dtype in config.json says it, or the file says how they are quantized (--config)"
+        f"{count} of {dtypes} without scales are cut by the rules, and nothing says that they were only cast: {which}; "
+        "give a config.json with that dtype, or with the way in which they are quantized (--config)"
     )
     return [LeftOut("cast", tuple(names), text, nbytes)]
 

@@ -54,8 +54,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
     several do, it is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`,
     iteration, `del`, `pop` and `setdefault` do not match rules.
 
-    A rule means what it means to Python's `re`. All rules are searched for together, in time linear in the length of
-    the path and at worst in the size of the rules, in which a repetition such as `{2,1000}` counts as often as it says;
+    A rule means what it means to Python's `re`. All rules are searched for together. The time is linear in the length
+    of the path, and at worst also in the size of the rules, in which the repetition `{2,1000}` counts a thousand times;
     Ctrl-C ends a long search. So neither a rule nor a name from a checkpoint can make a look-up hang. Look-around,
     back-references, atomic groups, possessive repetitions, `(?i)` with letters beyond ASCII, and rules that need
     megabytes once compiled, can only be found by a search that backtracks: such a rule is refused when it is inserted,

@@ -28,12 +28,13 @@ class LeftOut:
     A `LeftOut` as text is the sentence that says so.
 
     Attributes:
-        kind: `"dropped"`: a rules file drops them. `"asked"`: `only`, `drop` or `which` of the call leaves them out, so
-            nobody is warned. `"values"`: they are not tensors, and the new format has no place for them. `"unmatched"`:
-            no rule matches these tensors, so every device holds them whole. `"axes"`: no rule uses these mesh axes, so
-            they replicate. `"states"`: their weights are not among the tensors. `"untrained"`: these weights have no
-            state, but others have one. `"beside"`: these files next to a checkpoint are not read. `"cast"`: rules for
-            models cut these weights in floats of 8 bits or less, and nothing says that they were only cast.
+        kind: `"dropped"`: a rules file drops these tensors. `"asked"`: `only`, `drop` or `which` of the call leaves
+            them out, so nobody is warned. `"values"`: they are not tensors, and the new format has no place for them.
+            `"unmatched"`: no rule matches these tensors, so every device holds them whole. `"axes"`: no rule uses these
+            mesh axes, so they replicate. `"states"`: their weights are not among the tensors. `"untrained"`: these
+            weights have no state, but others have one. `"beside"`: these files next to a checkpoint are not read.
+            `"cast"`: rules for models cut these weights in floats of 8 bits or less, and nothing says that they were
+            only cast.
             `"rounded"`: the master copies are written or compared in place of these weights.
         names: The names of those tensors, values, axes or files.
         text: The sentence.

@@ -151,7 +151,7 @@ def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:
         if data is None:
             left.append(
                 f"{shown(name)} is not copied along: it is a link, has a second name, is not a regular file, "
-                f"or of more than {bytes_text(most)}; copy it yourself"
+                f"or has more than {bytes_text(most)}; copy it yourself"
             )
             continue
         found[name] = data

@@ -76,8 +76,8 @@ def rank_arrays(file: ReadFile) -> RankArrays:
         )
     if said.get("ds_zero_partition_groups"):
         raise UnsupportedError(
-            f"{file.path}: has ds_zero_partition_groups: experts are partitioned among other ranks than the "
-            "rest, which is not read"
+            f"{file.path}: has ds_zero_partition_groups, which is not read: experts are partitioned among "
+            "other ranks than the rest"
         )
     flats = []
     for number, value in enumerate(masters):
