@@ -85,7 +85,7 @@ def test_create_mesh_leaves_its_arguments_alone() -> None:
         ({"mesh_dims": ["x"]}, TypeError, r"mesh_dims\[0\]"),
         ({"mesh_dims": [("x", 2), "y1"]}, TypeError, r"mesh_dims\[1\] is 'y1', which is not a pair"),
         ({"mesh_dims": [("x", 1, 2)]}, TypeError, r"mesh_dims\[0\] is .*, which is not a pair"),
-        ({"mesh_dims": {"x": 1}, "devices": []}, MeshError, "Empty list of devices"),
+        ({"mesh_dims": {"x": 1}, "devices": []}, MeshError, "the list of devices is empty"),
         ({"mesh_dims": {"x": 1}, "devices": "CPU:0"}, TypeError, "devices"),
         ({"mesh_dims": {"x": 1}, "devices": ["foo"]}, ParseError, "device name"),
         ({"devices": ["CPU:0", "GPU:0"], "device_type": "CPU"}, MeshError, "Conflicting devices: number 1"),

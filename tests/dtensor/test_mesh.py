@@ -262,7 +262,7 @@ LOCAL = [0, 1, 2, 3]
         (["x", "y"], IDS, [0, 1, 2, 7], CPUS[:4], {}, MeshError, r"local_device_ids\[3\] is 7"),
         (["x", "y"], IDS, [0, 1, 1, 0], CPUS[:4], {}, MeshError, "more than once"),
         (["x", "y"], IDS, [0, 1], CPUS[:4], {}, MeshError, "2 ids but local_devices has 4"),
-        (["x", "y"], IDS, [], [], {}, MeshError, "Empty list of devices not allowed"),
+        (["x", "y"], IDS, [], [], {}, MeshError, "are both empty; a mesh needs at least one device"),
         (["x", "y"], IDS, LOCAL, [*CPUS[:3], TPUS[3]], {}, MeshError, "Devices containing multiple device_types"),
         (["x", "y"], IDS, LOCAL, CPUS[:4], {"global_devices": TPUS[:4]}, MeshError, "multiple device_types"),
         (["x", "y"], IDS, LOCAL, CPUS[:4], {"global_devices": CPUS[:3]}, MeshError, "global_devices has 3"),

@@ -141,7 +141,7 @@ def _device_names(
         raise TypeError(f"devices must be a list, got the str {shown(devices)}")
     specs = [_spec(device) for device in devices]
     if not specs:
-        raise MeshError("Empty list of devices not allowed")
+        raise MeshError("the list of devices is empty; a mesh needs at least one")
     if device_type is not None:
         for position, spec in enumerate(specs):
             if (spec.device_type or "").upper() != device_type.upper():

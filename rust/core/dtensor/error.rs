@@ -131,7 +131,7 @@ pub enum Error {
         second: usize,
     },
     /// A mesh without a single device name.
-    #[error("Empty list of devices not allowed: local_devices and global_devices are both empty")]
+    #[error("local_devices and global_devices are both empty; a mesh needs at least one device")]
     NoDevices,
     /// Global devices given, but not one for each position.
     #[error("global_devices has {given} devices but the mesh has {size}")]

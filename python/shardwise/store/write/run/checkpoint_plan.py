@@ -223,8 +223,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             sync: Whether to sync the data to disk before the checkpoint gets its name.
 
         Returns:
-            What was written. If the checkpoint was finished before, that is nothing, and it is compared with the
-            sources.
+            What was written: nothing if the checkpoint was finished before; it is then compared with the sources.
 
         Raises:
             FileExistsError: if there is something else under the checkpoint's name.
