@@ -215,7 +215,7 @@ def test_a_name_that_means_two_things(tmp_path: Path) -> None:
         {"from": "h.{i}.norm", "to": "l.{i}.fc1.norm"},
     )
     assert {name for name in made if "norm" in name} == {"l.0.fc1.norm", "l.1.pre_mlp_norm", "l.2.fc1.norm"}
-    with pytest.raises(sw.LayoutError, match="where has fields that the name does not have"):
+    with pytest.raises(sw.LayoutError, match="'where' has fields that 'name' does not have"):
         sw.Rewrites([{"from": {"name": "h.{i}", "where": "h.{i}.{e}"}, "to": "l.{i}"}])
 
 

@@ -156,7 +156,7 @@ def test_use_xla_spmd() -> None:
         assert mesh.use_xla_spmd() is flag
         assert mesh.as_proto().use_xla_spmd is flag
         assert Mesh.from_string(mesh.to_string()).use_xla_spmd() is flag
-    with pytest.raises(MeshError, match="XLA SPMD is not currently not supported for CPU"):
+    with pytest.raises(MeshError, match="XLA SPMD is not supported for a CPU"):
         make((2, 4), CPUS, use_xla_spmd=True)
 
 

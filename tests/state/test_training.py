@@ -561,7 +561,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: kept(layer_types=["chunked_attention"] * 2, attention_chunk_size=1)],
     ),
     "layers with windows": (
-        "which layers of gemma2 have the window of 4 is not known; give a configuration with layer_types",
+        "nothing says which layers of gemma2 have the window of 4; give a configuration with layer_types",
         lambda: kept(model_type="gemma2", sliding_window=4),
         [lambda: kept(model_type="gemma2", sliding_window=4, layer_types=["sliding_attention", "full_attention"])],
     ),

@@ -212,8 +212,8 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="show what each rank needs for weights, gradients, optimizer and caches, and whether it fits",
         description=(
             "Say for each rank, to the byte, what it holds and what its framework allocates of weights, gradients, "
-            "master copies, states of the optimizer, and caches of keys and values. Names of weights say how they are "
-            "cut over --tp, --pp, --dp and --ep, as fits takes them; or rules do, over --mesh. With --memory the exit "
+            "master copies, states of the optimizer, and caches of keys and values. The names of weights say how they "
+            "are cut over --tp, --pp, --dp and --ep, as in fits; or rules say it, over --mesh. With --memory the exit "
             "status is 1 if a rank does not fit, and the answer says what fits; it is 4 if names are not known."
         ),
     )
@@ -253,7 +253,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         "none shards only what the rules cut",
     )
     state.add_argument(
-        "--over", metavar="AXES", help="the axes over which it shards; those of data parallelism if left out"
+        "--over", metavar="AXES", help="the axes over which the state is sharded; those of data parallelism if left out"
     )
     state.add_argument(
         "--group", metavar="N", type=int, help="the number of ranks that share a state, if not all share it"

@@ -183,7 +183,7 @@ def _side(key: str, value: Any, numbers: NamedNumbers) -> Side:
     if not isinstance(also, (list, tuple)):
         raise TypeError(f"{key}: also must be a list of templates, got {shown(also)}")
     if also and "parts" in value:
-        raise LayoutError(f"{key}: also adds names to one tensor, but parts have a tensor each")
+        raise LayoutError(f"{key}: 'also' adds names to one tensor, but parts have a tensor each")
     transpose = value.get("transpose", False)
     if not isinstance(transpose, bool):
         raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
@@ -282,12 +282,12 @@ def _by_part(key: str, side: Side) -> Side:
         return side
     if len(choices) > 1 or side.packed is not None or len(side.names) > 1:
         raise LayoutError(
-            f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side; such a choice names the parts "
-            "of its side, which must have one choice only, and neither parts nor packed"
+            f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side, so it names parts; then "
+            f"{key} must have no other choice, no 'parts' and no 'packed'"
         )
     if side.also:
         raise LayoutError(
-            f"{key}: also adds names of one tensor, but the choice {{{','.join(choices[-1])}}} names parts"
+            f"{key}: 'also' adds names to one tensor, but the choice {{{','.join(choices[-1])}}} names parts"
         )
     (choice,), (_, template) = choices, side.names[0]
     if "" in choice:
@@ -302,11 +302,11 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
         if len(fields) > 1:
             raise LayoutError(f"{key}: its templates do not have the same fields")
         if any(template.fields != side.names[0][1].fields for template in side.also):
-            raise LayoutError(f"{key}: the templates of also do not have the same fields as name")
+            raise LayoutError(f"{key}: the templates of 'also' do not have the same fields as 'name'")
         if side.where is not None and not side.where.fields <= side.names[0][1].fields:
-            raise LayoutError(f"{key}: the template of where has fields that the name does not have")
+            raise LayoutError(f"{key}: the template of 'where' has fields that 'name' does not have")
         if side.where is not None and side.where.choices:
-            raise LayoutError(f"{key}: the template of where has a choice that the name does not have")
+            raise LayoutError(f"{key}: the template of 'where' has a choice that 'name' does not have")
         other = target if side is source else source
         for stacked in side.stack:
             if stacked in side.names[0][1].fields:
@@ -325,7 +325,7 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
     if set(source.parts) != set(target.parts):
         raise LayoutError(f"from has the parts {shown(list(source.parts))}, but to has {shown(list(target.parts))}")
     if source.pad_to is not None and size is None:
-        raise LayoutError("size is missing: from is padded, and nothing else says how much is padding")
+        raise LayoutError("size is missing: 'from' is padded, and nothing else says how much is padding")
     if size is not None and source.pad_to is None and target.pad_to is None:
         raise LayoutError("size is given, but neither side has pad_to")
 

@@ -161,7 +161,7 @@ def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> i
         return window if said.get("use_sliding_window") and layer >= first else None
     if any(one.startswith(("gemma2", "gemma3", "cohere2", "gpt_oss", "llama4")) for one in types):
         raise LayoutError(
-            f"which layers of {types[0]} have the window of {window} is not known; give a configuration with "
+            f"nothing says which layers of {types[0]} have the window of {window}; give a configuration with "
             "layer_types"
         )
     return window

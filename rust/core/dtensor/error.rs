@@ -189,7 +189,7 @@ pub enum Error {
         text: String,
     },
     /// XLA SPMD asked for on other devices than TPUs.
-    #[error("use_xla_spmd: XLA SPMD is not currently not supported for {device_type} mesh, only for TPU")]
+    #[error("use_xla_spmd: XLA SPMD is not supported for a {device_type} mesh, only for TPU")]
     XlaSpmd {
         /// The type of the devices.
         device_type: String,

@@ -380,7 +380,7 @@ impl Explicit<'_> {
         reshaped(self.shapes[0], after, specs).ok_or_else(|| {
             let cut = specs.iter().position(|spec| !spec.is_empty()).unwrap_or(0);
             let (held, after) = (self.text(0, cut), shown::list(after));
-            (format!("{held}, and a reshape to {after} does not say what becomes of it"), vec![0])
+            (format!("{held}, and a reshape to {after} does not say what happens to it"), vec![0])
         })
     }
 }

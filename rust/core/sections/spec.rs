@@ -118,7 +118,7 @@ impl<S> PartSpec<S> {
             return Err(format!("has a unit of {unit}; that must be at least 1"));
         }
         if self.split && self.unit.is_some() {
-            return Err("has a unit, which stays whole, and is to be split".to_owned());
+            return Err("has a unit, which must stay whole, but is to be split".to_owned());
         }
         if self.split && self.pad.is_some() {
             return Err("is padded in whole units, which cannot be split".to_owned());

@@ -184,7 +184,7 @@ class _Verification:
             damaged = {one.file for one in self._damaged}
             for file in frames.damaged():
                 if str(file) not in damaged:
-                    self._add(None, file, f"{file}: what is next to its tensors is not what was written")
+                    self._add(None, file, f"{file}: its contents besides tensors are not what was written")
             # States without weights; weights without states may be frozen.
             alone = [] if self._which == "state" else whole.training.left_out()
             alone = [each for each in alone if each.kind == "states"]

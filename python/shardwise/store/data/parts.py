@@ -73,9 +73,9 @@ _BARE_RANK = re.compile(
 _RANK_FOLDER = re.compile(r"(?P<start>mp_rank_)(?P<rank>\d\d)(?P<end>(?:_\d{3})?)", re.ASCII)
 #: Advice for files of ranks that do not say how they are cut, and with those of Megatron.
 BY_RULES = (
-    "nothing in them says how tensors are cut, but rules can: save those of open_checkpoint(FILE, part=True) of each "
-    "rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { name = "
-    "'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
+    "nothing in them says how tensors are cut, but rules can: save the tensors of open_checkpoint(FILE, part=True) of "
+    "each rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { "
+    "name = 'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
 )
 #: Advice for a folder that has such a file for every rank of a mesh.
 BARE = (

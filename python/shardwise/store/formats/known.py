@@ -144,7 +144,7 @@ FORMS: list[Form] = [
             not candidate.is_folder
             and re.fullmatch(r".*(?:optim|extra_state)_world_size_\d+_rank_\d+\.pt", candidate.path.name)
         ),
-        refusal="is what one rank has of an optimizer or of a run; open its folder, with the files of all ranks",
+        refusal="is one rank's part of an optimizer or of a run; open its folder, with the files of all ranks",
     ),
     Form(
         "fsdp1",
@@ -286,14 +286,14 @@ FORMS: list[Form] = [
                 and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", candidate.head)
             )
         ),
-        refusal="is in the format that PyTorch wrote before 1.6, or without its zip format, a program that must "
-        "be run; load and save it once with torch.save",
+        refusal="is in the format of PyTorch before 1.6, or of torch.save without zip, which is a program that "
+        "must be run; load and save it once with torch.save",
     ),
     Form("safetensors", lambda candidate: candidate.head[8:9] == b"{", "safetensors.form"),
     Form(
         "dcp-safetensors (not consolidated)",
         lambda candidate: "sharded" in candidate.names and Candidate(candidate.path / "sharded").matching(_SHARD),
-        refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
+        refusal="was to be consolidated by PyTorch, but was not; the shards in its folder 'sharded' can be opened",
     ),
 ]
 

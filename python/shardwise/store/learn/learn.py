@@ -33,7 +33,7 @@ __all__ = ["Learned", "learn_rewrites"]
 
 _MEMORY = 256 * 2**20
 _WEIGHT, _BIAS = ".weight", ".bias"
-_NOT_FOUND = "its rows are not those of tensors of the first"
+_NOT_FOUND = "its rows are not rows of tensors of the first checkpoint"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
             continue
         match = find_match(number, there, here)
         if match is None:
-            why[name] = f"{reason}, and the first has no equal tensor of its name" if reason else _NOT_FOUND
+            why[name] = f"{reason}, and the first checkpoint has no equal tensor of that name" if reason else _NOT_FOUND
             continue
         if not match.is_sure:
             doubtful.add(name)

@@ -116,7 +116,7 @@ def _learned(
         fixed[key] = experiment.base[key]
     fixed |= experiment.stated
     if unused := sorted(experiment.nullable - facts.used):
-        raise LayoutError(f"what null means for {', '.join(unused)} is not known")
+        raise LayoutError(f"the meaning of null for {', '.join(unused)} is not known")
     table: dict[str, Any] = {"type": config["model_type"]}
     table |= {"class": architecture} if architecture else {}
     table["fixed"] = {key: "null" if value is None else value for key, value in sorted(fixed.items())}

@@ -322,7 +322,7 @@ def test_shards_that_were_not_consolidated(tmp_path: Path) -> None:
     (tmp_path / "sharded").mkdir()
     shard(tmp_path / "sharded", 1, {"w": ((0,), ones(2))})
     with pytest.raises(
-        sw.ParseError, match="was to be consolidated by PyTorch, but was not; the shards in its folder sharded"
+        sw.ParseError, match="was to be consolidated by PyTorch, but was not; the shards in its folder 'sharded'"
     ):
         sw.open_checkpoint(tmp_path)
     with sw.open_checkpoint(tmp_path / "sharded") as checkpoint:

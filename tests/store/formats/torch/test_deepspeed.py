@@ -190,7 +190,7 @@ HALVES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "swapped, with padding": (
         "zero1_bf16_optimizer",
         _copied("rank_0_mp", "rank_1_mp"),
-        "rank_1_.*has 60 elements of group 1 and .* by param_shapes the group has 119.* not the partitions of 2 ranks",
+        "rank_1_.*has 60 elements of group 1 and .* param_shapes the group has 119.* not the partitions of 2 ranks",
     ),
     "swapped, in round-robin order": (
         "zero2_bf16_round_robin",
@@ -433,7 +433,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "shapes too large": (
         {"model": {"param_shapes": [OrderedDict(w=size(2**40, 2**40))]}}, r"has more than 2\*\*63 - 1 bytes"
     ),
-    "another shape": ({"model": {"param_shapes": [OrderedDict(w=size(5, 4))]}}, "by param_shapes the group has 20"),
+    "another shape": ({"model": {"param_shapes": [OrderedDict(w=size(5, 4))]}}, "param_shapes the group has 20"),
     "others": ({"model": {"param_shapes": [OrderedDict(w=size(4, 6))]}}, r"has the shape \(6, 4\); .*\(4, 6\)"),
     "no shapes": ({"model": {"param_shapes": None}}, "has no list param_shapes"),
     "groups": ({"model": {"param_shapes": []}}, "has 1 masters; param_shapes has 0 groups"),

@@ -201,7 +201,7 @@ def test_an_optimizer_of_ranks_alone_says_what_it_needs(tmp_path: Path) -> None:
         name.unlink()
     with pytest.raises(sw.ParseError, match="no files of the model, which have the names and shapes"):
         sw.open_checkpoint(path)
-    with pytest.raises(sw.ParseError, match="is what one rank has of an optimizer or of a run; open its folder"):
+    with pytest.raises(sw.ParseError, match="is one rank's part of an optimizer or of a run; open its folder"):
         sw.open_checkpoint(path / "optim_world_size_4_rank_0.pt")
 
 

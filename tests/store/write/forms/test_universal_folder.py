@@ -199,7 +199,7 @@ def test_values_that_differ_between_groups_are_not_those_of_all(tmp_path: Path) 
             {"optimizer.state.w.row": W[0]},
             r"the state 'row' of 'w' has the shape \(3,\), but the parameter has \(2, 3\)",
         ),
-        ({"optimizer.state.v.exp_avg": W}, "'v', which is in none of its groups|has no weight among the tensors"),
+        ({"optimizer.state.v.exp_avg": W}, "'v', but no group has their parameters|has no weight among the tensors"),
         ({"optimizer.0.state.w.exp_avg": W, "optimizer.1.state.v.exp_avg": W}, "there are 2 optimizers, and DeepSpeed"),
         ({"v": W, "optimizer.state.v.exp_avg_sq": W}, "has the state 'exp_avg.*' of '[wv]' but not of '[wv]'"),
         ({"a/b": W, "optimizer.state.a/b.exp_avg": W}, "'a/b' cannot name a folder"),

@@ -127,9 +127,9 @@ class Buffers:
             for piece in self.index.tensor(None, rows[0]).pieces:
                 if self._writer(piece, rows[0].name) != (rank % self.arguments.tp, rank // self.arguments.tp):
                     raise ParseError(
-                        f"{piece.path}: has a part of a bucket of model-parallel rank {rank}, but by the args in "
-                        f"common.pt ({self.arguments.tp} x {self.arguments.pp} in a world of {self.arguments.world}) "
-                        "it should not: the files belong to different checkpoints"
+                        f"{piece.path}: has a part of a bucket of model-parallel rank {rank}, but according to the "
+                        f"args in common.pt ({self.arguments.tp} x {self.arguments.pp} in a world of "
+                        f"{self.arguments.world}) it should not: the files belong to different checkpoints"
                     )
         chunks = self._chunks(self._parts(found.tensors))
         for rank in range(self.arguments.tp * self.arguments.pp):
@@ -329,8 +329,8 @@ class Buffers:
             wanted |= {start, start + parameters[at].size}
         if padded is None or padded < size or (ways and padded % ways):
             raise self.index.error(
-                f"{shown(row.name)} has {shown(padded)} elements with padding, by its metadata, which do not divide "
-                f"into equal parts for {ways} data-parallel ranks"
+                f"{shown(row.name)} has {shown(padded)} elements with padding according to its metadata, which do not "
+                f"divide into equal parts for {ways} data-parallel ranks"
             )
         if ways:
             wanted |= set(range(0, size, padded // ways))

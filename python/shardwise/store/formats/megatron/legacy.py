@@ -233,8 +233,8 @@ class _RankFiles:
         words = self.arguments.vocabulary
         if name == _EMBEDDING and words and shape[0] != words:
             raise ParseError(
-                f"{rank.path}: {shown(name)} has {local[0]} rows on one of {ways} ranks, but by args the whole has "
-                f"{words}: files of two checkpoints are mixed"
+                f"{rank.path}: {shown(name)} has {local[0]} rows on one of {ways} ranks, but according to args the "
+                f"whole has {words}: files of two checkpoints are mixed"
             )
         return shape, boxes
 

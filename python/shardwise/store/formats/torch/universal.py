@@ -48,7 +48,10 @@ _SAID = frozenset(
         "ep_num_experts",
     ]
 )
-_AGAIN = "run zero_to_fp32.py, without options, on the folder that it was made from, and open what that writes"
+_AGAIN = (
+    "run zero_to_fp32.py, without options, on the folder that the universal checkpoint was made from, and open its "
+    "output"
+)
 
 
 def open_form(path: Location) -> StoredCheckpoint:

@@ -200,7 +200,8 @@ class Spans:
         at = next((rank for rank, length in enumerate(lengths) if length != min(max(total - rank * size, 0), size)), 0)
         raise ParseError(
             f"{row[at].file.path}: has {lengths[at]} elements of group {number} and {row[0].file.path.name} has "
-            f"{lengths[0]}, but by param_shapes the group has {total}: they are not the partitions of {len(row)} ranks"
+            f"{lengths[0]}, but according to param_shapes the group has {total}: they are not the "
+            f"partitions of {len(row)} ranks"
         )
 
     def _check_lengths(self, row: list[RankArrays], number: int, lengths: list[int], total: int) -> None:

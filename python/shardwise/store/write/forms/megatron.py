@@ -136,7 +136,7 @@ def megatron_form(
     if len(steps) > 1:
         (one, first), (other, second) = list(steps.items())[:2]
         raise LayoutError(
-            f"{shown(first)} is {one:g} and {shown(second)} {other:g}, but Megatron has one number of steps for all"
+            f"{shown(first)} is {one:g} and {shown(second)} is {other:g}, but Megatron has one number of steps for all"
         )
     groups = _Groups(next(iter(steps), None), {
         weight: len(shapes[weight]) - _is_stacked(weight) > 1 and not weight.endswith(".bias")

@@ -122,7 +122,7 @@ def nested_of(
     doubts: list[str] = []
     if of_optax and form != "universal":
         doubts.append(
-            f"states of optax that are not Adam's keep its names, which PyTorch's optimizers do not look for: "
+            f"states of optax that are not Adam's keep optax's names, which PyTorch's optimizers do not look for: "
             f"{names_text(sorted(of_optax))}"
         )
     made = [
@@ -222,7 +222,7 @@ def _optimizer(
         if len(groups) > 1:
             doubts.append(
                 f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
-                "their parameters: load it into one whose groups have the parameters of "
+                "their parameters: load it into an optimizer whose groups have the parameters of "
                 f"{'param_shapes' if form == 'universal' else 'param_names'}, in this order"
             )
     if not groups:
@@ -241,7 +241,7 @@ def _optimizer(
         listed = list(groups[0].params)
     elif lost:
         raise LayoutError(
-            f"the optimizer {shown(key)} has states of {names_text(lost)}, which is in none of its groups; rename "
+            f"the optimizer {shown(key)} has states of {names_text(lost)}, but no group has their parameters; rename "
             "changes the names in groups as well, rewrites do not"
         )
     if len(set(listed)) != len(listed):

@@ -269,8 +269,8 @@ class _UniversalContents:
             if len(own) > 1:
                 (one, first), (other, second) = list(own.items())[:2]
                 self.doubts.append(
-                    f"the step of {shown(first)} is {one:g} and that of {shown(second)} {other:g}, and DeepSpeed has "
-                    "one for a group: with stages 1 and 2 it refuses to load them, with stage 3 it takes the most"
+                    f"the step of {shown(first)} is {one:g} and that of {shown(second)} is {other:g}, but DeepSpeed "
+                    "has one step for a group: stages 1 and 2 refuse to load them, stage 3 takes the largest"
                 )
         return found
 

@@ -164,7 +164,8 @@ class SharedObjects:
             end = each.end
         if end != self._new.sizes[number] or len({each.begin for each in joined}) != len(joined):
             raise ParseError(
-                f"{self._object(number)}: by the receipts of the tasks, nothing was written from byte {end} on"
+                f"{self._object(number)}: according to the receipts of the tasks, nothing was written from byte {end} "
+                "on"
             )
         return joined
 
