@@ -192,7 +192,7 @@ def test_folders_of_ranks_that_are_incomplete_or_mixed(tmp_path: Path) -> None:
         with_argument(file, "padded_vocab_size", 56)
     refused(
         "words",
-        r"mp_rank_00_000.*'embedding.word_embeddings.weight' has 14 rows on one .*, but according to args the whole has",
+        r"mp_rank_00_0.*'embedding.word_embeddings.weight' has 14 rows on one .*, but according to args the whole has",
     )
 
 
