@@ -1,4 +1,4 @@
-"""A plan among MPI ranks, each with its own shard; also a model for carrying out programs over your own transport.
+"""A plan among MPI ranks, each with its own shard; also an example for carrying out programs over your own transport.
 
 Every rank takes its own part of one order of all transfers (`ReshardPlan.program`). It cuts each box into messages of a
 size that all ranks know, and keeps a few sends and a few receives under way at a time, both in the order of the
