@@ -307,7 +307,7 @@ class Tiling(Drawn):
 
     @property
     def has_labels(self) -> bool:
-        """True if the labels were given: only then do they mean the same in another tiling."""
+        """True if the labels were given; labels that were not given mean nothing in another tiling."""
         return self._given_labels is not None
 
     def holder_label(self, position: int) -> Any:

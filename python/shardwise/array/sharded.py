@@ -280,9 +280,8 @@ class ShardedArray(Drawn, ShardSource):
                 the new shards may mix several replicas.
 
         Returns:
-            A `ShardedArray`. If this one's shards are views of one array, so are the new ones. Otherwise a device whose
-            old shard contains its whole new one gets a view of it, and everything else is copied. Partial sums are
-            added.
+            A `ShardedArray`. If the shards are views of one array, the new shards are too. Otherwise a device whose old
+            shard contains its whole new one gets a view of it, and everything else is copied. Partial sums are added.
 
         Raises:
             LayoutError: if the layout does not fit, or is unreduced; if replicas differ.

@@ -43,7 +43,7 @@ def computation_from_jax(
 
     Raises:
         LayoutError: if a primitive is not known; the error names it, its place, and both ways to continue.
-        TypeError: if `function` cannot be called, or a rule is not a `FactorRule`. JAX's own errors come out as they
+        TypeError: if `function` cannot be called, or a rule is not a `FactorRule`. JAX's own errors are raised as they
             are.
 
     Examples are in the page "Which line causes this all-gather", which the tests run:

@@ -27,7 +27,7 @@ def fsdp2(
 
     Args:
         shard: the devices over which parameters are cut.
-        replicate: how often that is repeated: hybrid sharding (HSDP).
+        replicate: the number of copies: hybrid sharding (HSDP).
         tp: tensor parallelism, the last axis of the mesh.
         tp_rules: the axes of tensors that tensor parallelism cuts, by regular expressions: `{"q_proj": ("tp", None)}`.
             If both cut dim 0, tensor parallelism cuts first.

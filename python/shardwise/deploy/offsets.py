@@ -42,7 +42,7 @@ ShardPlaces = tuple[tuple[tuple[Any, str, int], ...], ...]
 
 
 class Found(NamedTuple):
-    """The elements, of some that are given of a tensor, that a device holds in one parameter.
+    """The elements that a device holds in one parameter, of some elements of a tensor.
 
     Attributes:
         parameter: the name of the parameter.
@@ -60,7 +60,7 @@ class FoundShards(NamedTuple):
 
     Attributes:
         shards: the number of the shard that has each element.
-        local: the offset of each in its shard: flat, in C order.
+        local: the offset of each element in its shard: flat, in C order.
         places: for each shard its devices, each with the parameter that has it there, and the position in the parameter
             from which `local` is counted.
     """

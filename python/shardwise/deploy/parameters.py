@@ -108,8 +108,8 @@ class LocalParameter:
 
     Attributes:
         shape: The parameter's shape on the device.
-        pieces: The pieces that it is made of, in order.
-        slabs: Where it has the device's own array of each tensor: the tensor, the place in a stack or `None`, and the
+        pieces: The pieces of the parameter, in order.
+        slabs: The place of the device's own array of each tensor: the tensor, the place in a stack or `None`, and the
             first row and the end of its rows.
     """
 

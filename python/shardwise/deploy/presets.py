@@ -32,7 +32,7 @@ class Preset(NamedTuple):
 
     Attributes:
         layouts: The layouts of the tensors, by their names after the rewrites.
-        rewrites: From Hugging Face's names to these; false if there are none.
+        rewrites: The rewrites from Hugging Face's names to those of `layouts`; false if there are none.
         form: The form of the files that the engine's loader reads; `None` if the engine has no form of its own.
         source: The origin of the layouts: the name of a rules file of the package, or the preset itself.
     """

@@ -61,7 +61,7 @@ class RecordedParameter:
 
     Attributes:
         dtype: The name of the tensor's dtype.
-        pieces: The pieces that it is made of, in the order of their first elements.
+        pieces: The pieces of the parameter, in the order of their first elements.
         padding: The number of elements that belong to no tensor: they stay the same when the tensors change.
         values: The first few of their values, in ascending order; padding of zeros has 0.0 only.
     """

@@ -348,7 +348,7 @@ class Mesh:
     def host_mesh(self) -> Mesh:
         """Return the same mesh over the CPUs of the devices' hosts.
 
-        Its name is empty. Devices whose job is known get their full names.
+        The name of the new mesh is empty. Devices whose job is known get their full names.
 
         >>> Mesh.from_string("m|x=1|0|0|/job:a/task:1/device:TPU:3").host_mesh().to_string()
         '|x=1|0|0|/job:a/replica:0/task:1/device:CPU:3'

@@ -80,11 +80,11 @@ def create_distributed_mesh(
         mesh_dims: Axis names and sizes, as a dict or as pairs.
         mesh_name: The mesh's own name.
         local_devices: The names of the devices of this client, such as `"CPU:0"`. Missing parts are filled in: the job,
-            and the client's number as the task. By default its part of the mesh, from 0 on.
+            and the client's number as the task. By default the client's part of the mesh, from 0 on.
         device_type: The type of the devices, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
         client_id: Which client this is, from 0; by default `DTENSOR_CLIENT_ID`.
-        num_clients: How many there are; by default the number of entries of `DTENSOR_JOBS`.
+        num_clients: The number of clients; by default the number of entries of `DTENSOR_JOBS`.
         job_name: The job of all clients; by default `DTENSOR_JOB_NAME`, else `localhost` for one and `worker` for many.
 
     Raises:

@@ -43,7 +43,7 @@ class NixlRows(NamedTuple):
     Attributes:
         local: An array of uint64 with a row for each descriptor: address, length, device, and with strides also the
             bytes from one block to the next, and the number of blocks.
-        remote: The same of the other side.
+        remote: The same array for the other side.
         local_memory: The memory type of `local`: `"DRAM"` or `"VRAM"`.
         remote_memory: The memory type of `remote`.
         indices: The numbers of all blocks, for `make_prepped_xfer`; the same on both sides.
@@ -62,7 +62,7 @@ class MooncakeLists(NamedTuple):
     Attributes:
         buffers: Addresses here.
         peer_buffers: Addresses there.
-        lengths: The bytes of each.
+        lengths: The bytes of each run.
     """
 
     buffers: list[int]
@@ -76,7 +76,7 @@ class AddressRows:
 
     Attributes:
         own: The manifest of this side.
-        other: The manifest of the other.
+        other: The manifest of the other side.
         writes: True if this side writes into the other's memory, False if it reads from there.
         rows: A structured array: `local`, `remote`, `bytes`, `count`, `local_stride`, `remote_stride`, and the
             positions of the blocks of both sides. Run k of a row begins k strides after its address.
@@ -162,11 +162,11 @@ class AddressRows:
             over_bytes: the most bytes of gaps that are read; within that limit there are the fewest reads.
 
         Raises:
-            LayoutError: if this side writes, because that would overwrite the gaps; if both are given, or `max_rows` is
-                less than the blocks of the other side; if there are more than 50 million runs.
+            LayoutError: if this side writes, because that would overwrite the gaps; if both limits are given, or
+                `max_rows` is less than the blocks of the other side; if there are more than 50 million runs.
 
-        The reads have no strides, and each is within one block of the other side's memory. For their bytes, no fewer
-        such reads exist; reads with strides are not considered.
+        The reads have no strides, and each is within one block of the other side's memory. With the same bytes, fewer
+        such reads are not possible; reads with strides are not considered.
         """
         limit = spare_limit("over_bytes", over_bytes, "max_rows", max_rows)
         if self.writes:
@@ -212,9 +212,9 @@ class StagedRows:
     Attributes:
         of: The rows that are read.
         remote: The address of each read in the other side's memory.
-        lengths: The bytes of each.
+        lengths: The bytes of each run.
         blocks: The block of the other side that has each read.
-        places: For each run the byte at which it begins in the memory that is read into.
+        places: The byte at which each run begins in the memory that is read into.
     """
 
     of: AddressRows

@@ -31,7 +31,7 @@ class MemoryRange(NamedTuple):
     """Bytes in the memory of a process.
 
     Attributes:
-        address: The address of the first one.
+        address: The address of the first byte.
         nbytes: Their number.
         device: The device of this memory, as PyTorch calls it: `"cpu"`, `"cuda:3"`.
     """

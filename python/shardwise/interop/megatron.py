@@ -3,10 +3,10 @@
 `record_ranks` does: it is what Megatron-Bridge puts into the model of each rank, found by loading element numbers.
 
 For each dim that is cut, a rank gives `(axis, rank offset, fragmentation)`: which dim, which shard of it, and into how
-many it is cut; and a replica id. Every rank knows only its own. There are no mesh axes, so reading them needs a mesh,
-and finds the axes that give every device its shard.
+many it is cut; and a replica id. Every rank knows only its own offsets. There are no mesh axes, so reading offsets
+needs a mesh, and finds the axes that give every device its shard.
 
-They cannot express partial sums, uneven cuts (shard i of n elements cut k ways begins at i·n/k), axis names, or
+Offsets cannot express partial sums, uneven cuts (shard i of n elements cut k ways begins at i·n/k), axis names, or
 whether an axis of size 1 cuts a dim. The form is that of `megatron/core/dist_checkpointing/mapping.py`.
 """
 

@@ -3,10 +3,11 @@
 With the weight loader each rank reads its own slices of a checkpoint of any format. A server with
 `--custom-weight-loader shardwise.interop.sglang.load` is told to take the weights of a checkpoint by
 `engine.update_weights_from_tensor(request(PATH), load_format="shardwise.interop.sglang.load")`; what is sent is the
-path. With `--load-format dummy` it reads nothing else. Each parameter is filled by the rules of its family, which were
-compared with SGLang's own loaders; a model with a parameter that would not be filled exactly is refused before anything
-is read. SGLang calls such a loader after kernels may have rearranged weights: like its own `load_format="direct"` it is
-for backends that leave them as they were loaded. Quantized models are not loaded.
+path. With `--load-format dummy` the server reads nothing else. Each parameter is filled by the rules of its family,
+which were compared with SGLang's own loaders; a model with a parameter that would not be filled exactly is refused
+before anything is read. SGLang calls such a loader after kernels may have rearranged weights: like SGLang's own
+`load_format="direct"`, this loader is for backends that leave weights as they were loaded. Quantized models are not
+loaded.
 
 `record_ranks` makes SGLang's own model for each rank, on a CPU and without weights, and loads element numbers into it.
 What SGLang rearranges after loading, for the kernels of a device, is not recorded; neither is the stacking of shared

@@ -1,8 +1,9 @@
 """TensorFlow's DTensor in both directions: its `Mesh` and `Layout` objects.
 
-Its text and bytes need no TensorFlow: `shardwise.dtensor` has them, and these two functions go through it. A DTensor
-layout has at most one mesh axis per dim, and no unreduced axes. TensorFlow wants full device names: what a label leaves
-out is filled in from this process, so `"cpu:0"` comes back as `"/job:localhost/replica:0/task:0/device:CPU:0"`.
+The text and the bytes of DTensor need no TensorFlow: `shardwise.dtensor` has them, and these two functions go through
+it. A DTensor layout has at most one mesh axis per dim, and no unreduced axes. TensorFlow wants full device names: what
+a label leaves out is filled in from this process, so `"cpu:0"` comes back as
+`"/job:localhost/replica:0/task:0/device:CPU:0"`.
 
 The rules are those of TensorFlow 2.21.
 """

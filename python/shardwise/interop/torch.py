@@ -238,7 +238,7 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
             sums of another operation than the sum.
         MeshError: if a mesh has no `mesh_dim_names`.
 
-    Any rank can make it: it asks for placements, shapes and dtypes, and for no values.
+    Any rank can make the manifest: it needs placements, shapes and dtypes, and no values.
 
     >>> manifest_of(model.state_dict()).save("trainer.json")  # doctest: +SKIP
     """
@@ -326,8 +326,9 @@ def storage_reader(
         rewrites: tensors that are named, packed, stacked or transposed differently, after `rename`.
         model: the prefix of parameters' names in the state dict, `"model."` for `{"model": …}`; if given, it replaces
             the prefix of weights' names in the checkpoint.
-        optimizer: the prefix of the names of the optimizer's states, `"optim."` for `{"optim": …}`. If given, they are
-            called as in the state dict of `torch.distributed.checkpoint.state_dict`, whatever the checkpoint calls
+        optimizer: the prefix of the names of the optimizer's states, `"optim."` for `{"optim": …}`. If given, the
+            states are called as in the state dict of `torch.distributed.checkpoint.state_dict`, whatever the checkpoint
+            calls
             them: `optim.state.NAME.exp_avg`, and the values of groups `optim.param_groups.0.lr` and
             `optim.param_groups.NAME.lr`.
         cast: whether to round tensors to the dtypes of the state dict; otherwise another dtype is an error.

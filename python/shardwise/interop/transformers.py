@@ -68,7 +68,7 @@ def tp_plan_of(config: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         LayoutError: if transformers does not have the model, or a plan for it.
 
-    It is `model.tp_plan` of the model, which is made without memory for its weights.
+    The plan is `model.tp_plan` of the model, which is made without memory for its weights.
     """
     return _plan(_model(config), config)
 
@@ -85,7 +85,7 @@ def tp_rules_of(
             writes and for those that it has in memory.
 
     Returns:
-        The rules; the tensors of which transformers loads nothing; the plan's entries that name nothing in this model.
+        The rules; the tensors that transformers does not load; the plan's entries that name nothing in this model.
 
     Raises:
         LayoutError: if transformers does not have the model or a plan for it, or if a parameter that it cuts is made
@@ -129,7 +129,7 @@ def written_tensors(config: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...
 def type_tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names and shapes of the tensors of a model's type, in terms of its configuration.
 
-    It makes some eighty small models without weights, and is compared with the model of the configuration itself.
+    Some eighty small models are made, without weights. The result is compared with the configuration's own model.
 
     Args:
         config: The contents of a `config.json`.

@@ -44,8 +44,8 @@ class Variable:
         LayoutError: if a size is negative.
         TypeError: if an argument is of a wrong type.
 
-    Under a `layout_map_scope` the variable is empty until `initialize_variables` finds its path. Outside of any it is
-    initialised whole, at once, and has no layout.
+    Under a `layout_map_scope` the variable is empty until `initialize_variables` finds its path. Outside of any scope
+    it is initialised whole, at once, and has no layout.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, LayoutMap, layout_map_scope

@@ -259,7 +259,7 @@ def part(
         unit: cut the factor only between multiples of this many elements, as the blocks of quantized weights need. The
             uneven rule acts on units, the last of which may be short.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
-            factor, and the padding, at the end of the last shards, is never read. With a unit an equal share must be
+            factor, and the padding, at the end of the last shards, is never read. With a unit, an equal share must be
             whole units.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
         name: the tensor that the part holds, for plans between orders.

@@ -88,7 +88,7 @@ class LogicalTensor(NamedTuple):
         """Return the number of elements of a dim that stay together: the least common multiple of all blocks along it.
 
         With `shared`, a block with one scale may be cut, and its scale is on both sides; values that are packed into
-        one stored element stay together still.
+        one stored element stay together all the same.
         """
         along = [each for component in self.components for each in component.along]
         units = [each.packing if shared else each.block for each in along if each.of == dim]

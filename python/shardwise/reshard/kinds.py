@@ -28,7 +28,7 @@ class Collective:
         from_dim: the dim that is gathered, for an all-gather and an all-to-all. The axes are its minor ones, in any
             order.
         to_dim: the dim that is cut, for a slice, an all-to-all and a reduce-scatter. The axes become its minor ones.
-        layout: the layout after it; required for a collective-permute.
+        layout: the layout after the collective; required for a collective-permute.
 
     Raises:
         LayoutError: if there is no such kind, or a dim is negative.

@@ -143,7 +143,7 @@ class ReshardPlan(Transfers):
         Args:
             dtype: the tensor's dtype.
             links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's mesh
-                has. If left out, fewer bytes take less time, and nothing else is known of them.
+                has. Without them only the bytes count: fewer are cheaper.
 
         Returns:
             The steps: empty if nothing has to be done, `None` if collectives cannot express it: `obstacle` says why. If

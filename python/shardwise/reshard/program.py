@@ -101,8 +101,8 @@ class Program(Sequence[Step]):
     A program is a sequence of `Step`s, and data only: it can be pickled and carried out elsewhere, by threads, MPI
     ranks or tasks. Carrying it out takes the holder's own two arrays, and a way to send and to receive.
 
-    The order is such that there is no deadlock, even if a send waits for its receive: all steps of all holders
-    have one order, and each program is its own part of that. Within it holders take turns: in the n-th turn each sends
+    The order is such that there is no deadlock, even if a send waits for its receive: all steps of all holders have one
+    order, and each program is its own part of that. Within that order holders take turns: in the n-th turn each sends
     to the n-th after it, so that all of them are busy. A runner may also begin all receives at once, and send in any
     order, as long as values are added (`Step.adds`) in the order of the program.
     """

@@ -193,7 +193,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
         """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
 
         Raises:
-            LayoutError: as for a single rule. The rules before it stay in the map.
+            LayoutError: as for a single rule. The rules before the refused one stay in the map.
             TypeError: if this is neither a mapping nor made of pairs of a key and a layout.
 
         >>> from shardwise import LayoutMap

@@ -51,15 +51,15 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
     `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: the key that
     `re.search` finds in the path. If none does, the result is `None`, as in Keras; there is no `KeyError`, and the
     default is not used, because it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If
-    several do, it is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`,
+    several match, a `LayoutError` lists them. As a mapping, a map has the keys that were inserted: `in`, `len`,
     iteration, `del`, `pop` and `setdefault` do not match rules.
 
-    A rule means what it means to Python's `re`. All rules are searched for together. The time is linear in the length
-    of the path, and at worst also in the size of the rules, in which the repetition `{2,1000}` counts a thousand times;
-    Ctrl-C ends a long search. So neither a rule nor a name from a checkpoint can make a look-up hang. Look-around,
-    back-references, atomic groups, possessive repetitions, `(?i)` with letters beyond ASCII, and rules that need
-    megabytes once compiled, can only be found by a search that backtracks: such a rule is refused when it is inserted,
-    unless the map has `backtracking=True`.
+    A rule has the meaning that Python's `re` gives it. All rules are searched for together. The time is linear in the
+    length of the path, and at worst also in the size of the rules, in which the repetition `{2,1000}` counts a thousand
+    times; Ctrl-C ends a long search. So neither a rule nor a name from a checkpoint can make a look-up hang.
+    Look-around, back-references, atomic groups, possessive repetitions, `(?i)` with letters beyond ASCII, and rules
+    that need megabytes once compiled, can only be found by a search that backtracks: such a rule is refused when it is
+    inserted, unless the map has `backtracking=True`.
 
     Threads may share a map. It remembers the paths that it was asked for, up to 65,536 of them.
 
@@ -263,7 +263,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         Args:
             tree: dicts, lists, tuples, named tuples and dataclasses, nested, of anything with a `.shape`; `None` stays
                 `None`, and any other mapping becomes a dict.
-            separator: what joins the keys, positions and fields that lead to an array into its path.
+            separator: the text between the keys, positions and fields in the path of an array.
 
         Raises:
             LayoutError: if several rules match a path, if the ranks of an array and its layout differ, or if the tree

@@ -140,7 +140,7 @@ def logical_layouts(
 
     Args:
         rules: The pairs.
-        names: For each tensor the names of its dims.
+        names: The names of the dims of each tensor.
         mesh: The mesh. Axes that it lacks cut nothing, as in MaxText.
 
     Raises:

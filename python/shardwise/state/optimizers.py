@@ -70,9 +70,9 @@ class Optimizer:
         """List the arrays for a parameter.
 
         Args:
-            sizes: The sizes of its dims as the optimizer sees it; those of several ranks as arrays.
-            bits: The bits of its elements.
-            is_matrix: Whether it is a matrix within a layer, as Muon takes them.
+            sizes: The sizes of the parameter's dims as the optimizer sees them; those of several ranks as arrays.
+            bits: The bits of the parameter's elements.
+            is_matrix: Whether the parameter is a matrix within a layer, as Muon takes them.
 
         >>> optimizer_of("adamw").kept((4, 3), 32)
         [StateArray(name='exp_avg', elements=12, bits=32), StateArray(name='exp_avg_sq', elements=12, bits=32), \

@@ -47,7 +47,7 @@ class Local(NamedTuple):
         trained: Whether it is trained; what is frozen has a weight only.
         unit: A key, the same for parameters that are flattened together: those of a module that FSDP wraps, or of a
             chunk of a stage of Megatron.
-        is_matrix: Whether it is a matrix within a layer, as Muon takes them.
+        is_matrix: Whether the parameter is a matrix within a layer, as Muon takes them.
         apart: Whether it has a bucket of its own, as Megatron's tied embeddings do in a pipeline.
         room: The shape for which memory is allocated, if that is larger: XLA pads each part to the largest.
     """

@@ -56,13 +56,13 @@ def training_state(
             `HYBRID_SHARD`, or of an instance of Megatron's distributed optimizer.
         weights: the dtype of floating-point weights, instead of their own.
         gradients: the dtype of gradients; that of the weights if not given.
-        masters: the dtype of master copies, or `"none"`; if not given what the framework does.
+        masters: the dtype of master copies, or `"none"`; if not given, the framework's own.
         frozen: a regular expression; parameters are not trained if it is found in their names.
         lora: adapters to be trained; all else is then frozen.
         tied: maps the name of each tied tensor to that of the tensor whose elements it shares.
-        units: what is flattened together, as a regular expression for the part of a name that they have in common, or a
-            function of names: for FSDP1 the wrapped modules, by default up to the first number; for Megatron the chunks
-            of a stage.
+        units: the tensors that are flattened together, as a regular expression for the part that their names have in
+            common, or a function of names: for FSDP1 the wrapped modules, by default up to the first number; for
+            Megatron the chunks of a stage.
         settings: settings of the framework by its own names: `use_orig_params`, `round_robin_gradients`, `bucket_size`.
         caches: caches of keys and values; see `shardwise.state.key_value_caches`.
         quantized: the quantized weights among the tensors, as `shardwise.quantized.find_components` finds them: their

@@ -57,8 +57,8 @@ class VerifyReport:
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, because their kind is not supported.
         damaged: All damage that was found.
-        left_out: The files next to it that are not read, states without their weights, and the tensors that the call
-            left out.
+        left_out: The files next to the checkpoint that are not read, states without their weights, and the tensors that
+            the call left out.
         totals: The tensors and bytes of the weights, and of each kind of training state.
     """
 

@@ -63,7 +63,7 @@ class MemoryDigests:
 
     Attributes:
         device: the label of the device.
-        boxes: for each tensor on it the digest of each box that it holds.
+        boxes: for each tensor on the device the digest of each box that it holds there.
         parameters: for each of these tensors the parameter that it is in.
         faults: the faults that the device finds by itself: padding that is not zero, places of a tensor that differ.
         sums: for one all-reduce by addition: int64 (tensors, 4), a row for each tensor of the model, in order.

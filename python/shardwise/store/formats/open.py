@@ -47,7 +47,7 @@ def open_checkpoint(
             `names = {p: name for name, p in model.named_parameters()}`.
         layouts: If given, `path` is a folder of bare files, one for each device of the layouts' mesh, in order, and
             each holds what the layouts give that device: Meta's `consolidated.00.pth`, engines' sharded states, or
-            `mp_rank_00.pt`. They must have a mesh of all devices.
+            `mp_rank_00.pt`. The layouts must have a mesh of all devices.
 
     Raises:
         LayoutError: if `layouts` have no mesh of all devices, or do not fit a tensor, or are given with `padded` or

@@ -147,14 +147,14 @@ def device_reads(
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
         layouts: The cuts of the checkpoint's tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor that
-            it does not name is whole on every device. If the `config.json` next to the checkpoint states a
+            the layouts do not name is whole on every device. If the `config.json` next to the checkpoint states a
             quantization, all components of a weight follow its rule. Elements of fewer than eight bits are cut in whole
             bytes.
-        device: The label of a device; or a list of labels, such as those of one process or host: then what several of
-            them need is read once.
+        device: The label of a device; or a list of labels, such as those of one process or host: then bytes that
+            several of them need are read once.
         uneven: The rule by which a dim that does not divide is cut.
         over_read: The share of bytes that may be read beyond those that are needed, by default 0.05, a twentieth. The
-            shortest gaps between ranges are read along, which gives the fewest reads within this limit.
+            shortest gaps between ranges are read too, which gives the fewest reads within this limit.
         max_reads: The most reads, in place of `over_read`; within that limit the fewest bytes are read.
 
     Raises:

@@ -50,7 +50,7 @@ class StoredPiece(ReadsFiles):
     """A box of a tensor, and where it is stored.
 
     Attributes:
-        path: The file that holds it.
+        path: The file that holds the piece.
         key: The part of the file that has the piece, if the file has named parts; else an empty text.
         fill: The one value of all elements of the piece, as an array without dims, if none of them is stored; else
             None.

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
         dtype: The dtype as the format writes it: `F32`, `BF16`, ...
         start: The tensor's first byte, counted from the beginning of the file.
         stop: The byte after its last one.
-        file: The file that holds it.
+        file: The file that holds the tensor.
 
     >>> from pathlib import Path
     >>> Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors")).nbytes

@@ -76,8 +76,8 @@ def reshard_checkpoint(
     Args:
         src: A checkpoint of any format that `open_checkpoint` opens, also by URL; it is only read.
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
-        layouts: The cuts of the tensors, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
-            are merged.
+        layouts: The cuts of the tensors, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without layouts
+            the tensors are merged.
         mesh: The mesh of `rules`. For `"fsdp2"` without rules or layouts: every tensor is cut as `fully_shard` does it,
             dim 0 over the last axis of the mesh.
         rules: A rules file, or the name of one of the package's, as of `shardwise rules`: its cuts in place of
@@ -215,9 +215,9 @@ def plan_checkpoint(
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
     The arguments are those of `reshard_checkpoint`, without those about how it runs. `src` and `dst` are paths or URLs
-    that all machines see that run a part. `memory` limits converting and decoding, as in `reshard_checkpoint`; tasks
-    get their own limit when they run. Where a task makes an object, as in stores other than S3, `max_file_bytes` limits
-    the objects of `"hf"`.
+    that are visible to all machines that run a part. `memory` limits converting and decoding, as in
+    `reshard_checkpoint`; tasks get their own limit when they run. Where a task makes an object, as in stores other than
+    S3, `max_file_bytes` limits the objects of `"hf"`.
 
     If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the

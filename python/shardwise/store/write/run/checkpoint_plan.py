@@ -46,7 +46,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
         path: The place of the new checkpoint.
         task_bytes: The most bytes of tensors that a task writes; has no meaning for stores.
         tasks: The tasks, each made when it is asked for.
-        digest: Distinguishes it from any other plan.
+        digest: The digest of the plan; no other plan has it.
         nbytes: Bytes of all files.
         warnings: As in `WriteReport`; a file of a plan does not keep them.
         left_out: As in `WriteReport`; a file of a plan does not keep it.
@@ -187,7 +187,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             LayoutError: if there is no such part or task, or the memory is too little.
             TypeError: if something must be put together first; see `plan_checkpoint`.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
-            TimeoutError: if workers were given up; finished tasks stay here too.
+            TimeoutError: if workers were given up; finished tasks stay too.
             OSError: if a file cannot be read or written.
         """
         work = Work(
