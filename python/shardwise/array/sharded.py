@@ -244,7 +244,7 @@ class ShardedArray(Drawn, ShardSource):
 
         Raises:
             LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;
-                the message names the first element that does.
+                the message names the first element that differs.
 
         """
         if self._array is not None:

@@ -23,7 +23,7 @@ def gather(sharded: ShardedArray, *, check_replicas: bool = True) -> Array:
         check_replicas: whether devices that hold the same values must hold the same bytes; see `ShardedArray.numpy`.
 
     Raises:
-        LayoutError: if replicas differ; the message names the first element that does.
+        LayoutError: if replicas differ; the message names the first element that differs.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, TensorLayout

@@ -157,7 +157,7 @@ class _NotationReader:
             if len(known) > 1:
                 raise LayoutError(
                     f"{shown(self._text)}: of the sizes in one bracket some are known and some are {self._unknown}; "
-                    f"give the size of {self._unknown}, or write all as times {self._unknown}"
+                    f"give the size of {self._unknown}, or write each as a multiple of {self._unknown}"
                 )
             size = times if size is None else size
             if size < 1:

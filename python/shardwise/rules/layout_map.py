@@ -300,9 +300,9 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             LayoutError: if transformers does not have a style; the message names it.
             MeshError: if the mesh has no such axis.
 
-        The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
-        are (experts, out, in), or each a tensor of its own, as in files. In a packed style each of the two matrices is
-        cut separately. Transformers cuts rows, not heads, as `torch.chunk` does, key-value heads included: the rules
+        The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts are
+        (experts, out, in), or each a tensor of its own, as in files. In a packed style each of the two matrices is cut
+        separately. Transformers cuts rows as `torch.chunk` does, and not heads, not even key-value heads: the rules
         have `uneven="chunk"`.
 
         >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise"}

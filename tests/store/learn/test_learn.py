@@ -339,7 +339,7 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "c", large, to="hf", sync=False)
     sw.save_checkpoint(tmp_path / "d", {"w": np.stack([a, b])}, to="hf", sync=False)
     assert learn_rewrites(tmp_path / "c", tmp_path / "d").unexplained == {
-        "w": "the number 1 in the names of its sources is not a position in it"
+        "w": "the number 1 in the names of its sources does not say the place of each source in it"
     }
 
 

@@ -141,7 +141,9 @@ def _positions(names: dict[int, str], used: list[int], excess: int, target: str)
 
 
 def _no_position(position: int) -> IrregularError:
-    return IrregularError(f"the number {position + 1} in the names of its sources is not a position in it")
+    return IrregularError(
+        f"the number {position + 1} in the names of its sources does not say the place of each source in it"
+    )
 
 
 def _numbers_at(names: dict[int, str], tensors: Numbers, position: int) -> Numbers:
