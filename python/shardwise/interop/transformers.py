@@ -218,9 +218,7 @@ def record_ranks(
     except LayoutError as error:
         if tp == 1 or pp == 1:
             raise
-        raise LayoutError(
-            f"{error}; try tp 1 or pp 1, because transformers 5.24 does not load with both above 1"
-        ) from error
+        raise LayoutError(f"{error}; try tp 1 or pp 1, because transformers 5.24 needs one of them") from error
 
 
 def record_models(
