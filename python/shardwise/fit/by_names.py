@@ -127,7 +127,7 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
     count = max((number for one in known for number in _layers(one.kind.names)), default=-1) + 1
     if layers is None:
         if pp > max(count, 1):
-            raise LayoutError(f"pp is {pp}, and there are {count} layers")
+            raise LayoutError(f"pp is {pp}, but there are only {count} layers")
         layers = [count // pp + (0 < pp - 1 - stage <= count % pp) for stage in range(pp)]
     if len(layers) != pp or sum(layers) != count:
         raise LayoutError(f"layers is {shown(list(layers))}; it must have {pp} stages, with {count} layers in all")
