@@ -69,7 +69,7 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
         screen.write(
             (str(options.save), "bold"),
             f": {counted(len(plan.tasks), 'task')} of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} "
-            "in all; shardwise run does a part of them, shardwise commit finishes",
+            "in all; shardwise run does a part of them, shardwise commit finishes the checkpoint",
         )
     return status
 

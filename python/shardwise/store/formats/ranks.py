@@ -143,7 +143,7 @@ def _tensor(path: Location, name: str, held: list[_RankArray]) -> StoredTensor:
         if (other.entry.dtype, other.shape) != (first.entry.dtype, first.shape):
             raise ParseError(
                 f"{path}: tensor {shown(name)} is {first.entry.dtype} of shape {shown(first.shape)} in "
-                f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} by "
+                f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} in "
                 f"{other.file.path.name}"
             )
     rows = np.concatenate([each.rows for each in held])

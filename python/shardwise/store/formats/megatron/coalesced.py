@@ -87,7 +87,7 @@ def _starts(
     found = in_sequence(parameters, total)
     if not found:
         raise UnsupportedError(
-            f"{where}: {what} has {total} elements, which its {len(parameters)} parameters do not fill in any buckets: "
+            f"{where}: {what} has {total} elements, but no buckets of its {len(parameters)} parameters have as many: "
             f"the file belongs to another checkpoint, or some parameters are not trained; {SAVE_AGAIN}"
         )
     right, wrong = [], ""
