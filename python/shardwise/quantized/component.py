@@ -109,7 +109,8 @@ class LogicalTensor(NamedTuple):
             offsets: flat positions in the tensor, in C order.
 
         Returns:
-            Flat positions in the component. If a value is in several stored elements, it is the first of these.
+            Flat positions in the component. If a value is in several stored elements, the position is that of the first
+            of these.
 
         Raises:
             LayoutError: if there is no such component, or its elements do not stand for those of the tensor.
