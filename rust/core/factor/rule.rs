@@ -235,7 +235,9 @@ impl Rule {
         let free = of_dim.iter().any(|factor| matches!(self.factors[*factor as usize].kind, Kind::Whole | Kind::Shift));
         let name = self.tensor_name(tensor);
         if unknown == 1 && (known == 0 || size % known != 0) {
-            return Err(format!("dim {dim} of {name} is {size}, not a multiple of {known}, the product of its factors"));
+            return Err(format!(
+                "dim {dim} of {name} is {size}, not a multiple of {known}, the product of its factors"
+            ));
         }
         if unknown == 1 {
             let at = of_dim.iter().position(|factor| self.factors[*factor as usize].size == UNKNOWN);
