@@ -59,9 +59,9 @@ def check(plan: ModelPlan, memory: int | None) -> None:
         mpi.run_model(plan.program(label, memory), COMM, before, twice)
     assert not joined.any()
     # Rank 1 has other messages than the others.
-    with pytest.raises(LayoutError, match=r"have other plans for each other: [0-9a-f]{64} and [0-9a-f]{64}"):
+    with pytest.raises(LayoutError, match=r"have different plans for each other: [0-9a-f]{64} and [0-9a-f]{64}"):
         mpi.run_model(plan.program(label, 48 if RANK == 1 else memory), COMM, before, out)
-    with pytest.raises(LayoutError, match=r"have other versions: [0-9a-f]{64} and [0-9a-f]{64}"):
+    with pytest.raises(LayoutError, match=r"have different versions: [0-9a-f]{64} and [0-9a-f]{64}"):
         mpi.run_model(plan.program(label, memory), COMM, before, out, version="step 8" if RANK == 1 else "step 7")
     assert not any(array.any() for array in out.values())
 

@@ -215,9 +215,9 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
     assert not any(tensor.any() for tensor in (*out.values(), joined))
     other = plan_of("b" if rank == 0 else "a")
     _, out_there, _ = tensors_of(other, label)
-    with pytest.raises(LayoutError, match=r"have other plans for each other: [0-9a-f]{64} and [0-9a-f]{64}"):
+    with pytest.raises(LayoutError, match=r"have different plans for each other: [0-9a-f]{64} and [0-9a-f]{64}"):
         executor.run(other.program(label), before, out_there)
-    with pytest.raises(LayoutError, match=r"have other versions: [0-9a-f]{64} and [0-9a-f]{64}"):
+    with pytest.raises(LayoutError, match=r"have different versions: [0-9a-f]{64} and [0-9a-f]{64}"):
         executor.run(plan.program(label), before, out, version="step 8" if rank else "step 7")
     assert not any(tensor.any() for tensor in (*out.values(), *out_there.values()))
     with pytest.raises(LayoutError, match=r"ranks has no rank for 'cpu:0'|cannot begin"):

@@ -306,9 +306,9 @@ class TestAgreement:
             check_manifests(e1.manifest, there.manifest)
         digests = e1.part.digest("t0").hex(), there.part.digest("e1").hex()
         assert str(caught.value) == (
-            f"'e1' and 't0' have other plans for each other: {digests[0]} and {digests[1]}. Nothing has been sent"
+            f"'e1' and 't0' have different plans for each other: {digests[0]} and {digests[1]}. Nothing has been sent"
         )
-        with pytest.raises(LayoutError, match="have other plans for each other"):
+        with pytest.raises(LayoutError, match="have different plans for each other"):
             address_rows(e1.part, e1.manifest, there.manifest)
         with pytest.raises(
             LayoutError, match=r"the manifest of 't0' and part have other plans: [0-9a-f]{64} and [0-9a-f]"
@@ -318,7 +318,9 @@ class TestAgreement:
     def test_another_version(self) -> None:
         e1, t0 = self.sides()
         newer = t0.manifest.of_version("step 8")
-        said = rf"other versions: 'step 7' \(manifest {e1.manifest.digest}\) and 'step 8' \(manifest {newer.digest}\)"
+        said = (
+            rf"different versions: 'step 7' \(manifest {e1.manifest.digest}\) and 'step 8' \(manifest {newer.digest}\)"
+        )
         with pytest.raises(LayoutError, match=said):
             address_rows(e1.part, e1.manifest, newer)
         check_manifests(e1.manifest.of_version("step 8"), newer)
@@ -352,7 +354,7 @@ class TestAgreement:
         alone = MemoryManifest("t0", "step 7", t0.manifest.plans, {}, {}, ())
         with pytest.raises(LayoutError, match=r"'t0' has no memory for src\['a'\]"):
             address_rows(e1.part, e1.manifest, alone)
-        with pytest.raises(LayoutError, match=r"'e1' and 'e1' have other memory"):
+        with pytest.raises(LayoutError, match=r"'e1' and 'e1' have different memory"):
             address_rows(e1.part, e1.manifest, replaced(e1.manifest))
 
     def test_who_is_who(self) -> None:

@@ -330,7 +330,7 @@ def test_blocks_may_all_be_times_the_unknown() -> None:
     assert packed.parse("q:(n) + (2 [k:n v:2*n])").sizes(14) == (2, 12)
     with refused(sw.LayoutError, "the dim has 37 elements"):
         list(dim.segments(37))
-    with refused(sw.LayoutError, "some are known and some are n", "times n"):
+    with refused(sw.LayoutError, "some are known and some are n", "multiple of n"):
         packed.parse("(2 [q:4*n k:3])")
     with refused(sw.LayoutError, "n and m are both unknown"):
         packed.parse("(2 [q:4*n k:m])")

@@ -136,7 +136,7 @@ def test_bad_units_are_refused() -> None:
         packed.parse("(8@tp/unit2/unit2)")
     with refused(sw.LayoutError, "320, that is 3 units of 128, which 2 shards do not divide evenly"):
         sw.TensorLayout((packed.parse("(n@tp/unit128)"),), sw.DeviceMesh((2,), ("tp",))).partition((320,))
-    with refused(sw.LayoutError, "is 384 when padded, of which each of 2 shards has 192: no multiple of 128"):
+    with refused(sw.LayoutError, "is 384 when padded, of which each of 2 shards has 192: not a multiple of 128"):
         sw.TensorLayout((packed.parse("(n@tp/unit128/pad64each)"),), sw.DeviceMesh((2,), ("tp",))).partition((320,))
 
 

@@ -91,7 +91,7 @@ SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
     "mlx": ({"weights.npz": b"PK\3\4", "config.json": b"{}"}, r"its file 'weights\.npz' is an archive of numpy\.savez"),
     "torchtune": (
         {f"hf_model_000{i}_0.pt": b"PK\3\4" for i in (1, 2)},
-        r"by itself, one of 2 \.pt files, of which noth",
+        r"by itself, one of 2 \.pt files, and nothing",
     ),
     "fairseq": ({"checkpoint_best.pt": b"PK\3\4", "dict.txt": b""}, "'checkpoint_best.pt' can be opened by itself$"),
     "nemo": ({"m.nemo": b"./".ljust(257, b"\0") + b"ustar"}, r"its file 'm\.nemo' is an archive of NeMo"),

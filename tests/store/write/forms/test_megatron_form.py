@@ -144,7 +144,7 @@ def test_a_group_of_matrices_and_vectors_becomes_two() -> None:
             | {"optim.state.v.exp_avg": Made((2,)), "optim.state.w.exp_avg": Made((2,))}
             | {"optim.state.v.step": Made((5,)), "optim.state.w.step": Made((6,))},
             GROUPS,
-            "'optim.state.v.step' is 5 and 'optim.state.w.step' 6, but Megatron has one number of steps",
+            "'optim.state.v.step' is 5 and 'optim.state.w.step' is 6, but Megatron has one number of steps",
         ),
         ({"w": Made((2, 3)), "optim.state.w.exp_avg": Made((2, 3))}, {}, "no values optimizer.param_groups.0.lr"),
         (
