@@ -311,7 +311,7 @@ class TestAgreement:
         with pytest.raises(LayoutError, match="have different plans for each other"):
             address_rows(e1.part, e1.manifest, there.manifest)
         with pytest.raises(
-            LayoutError, match=r"the manifest of 't0' and part have other plans: [0-9a-f]{64} and [0-9a-f]"
+            LayoutError, match=r"the manifest of 't0' and part have different plans: [0-9a-f]{64} and [0-9a-f]"
         ):
             address_rows(other.descriptors("t0"), t0.manifest, e1.manifest, writes=True)
 
