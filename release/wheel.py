@@ -78,7 +78,8 @@ class _Zopfli:
     def flush(self) -> bytes:
         from zopfli import zlib
 
-        made: bytes = zlib.compress(bytes(self._content))
+        # As many blocks as make it smaller, each with codes of its own, where the default is 15 in a million bytes.
+        made: bytes = zlib.compress(bytes(self._content), blocksplittingmax=0)
         return made[2:-4]  # A zip file has neither zlib's header nor its checksum.
 
 

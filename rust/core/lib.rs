@@ -73,6 +73,7 @@ pub mod rules;
 pub mod runs;
 pub mod sections;
 mod shards;
+pub mod short;
 pub mod shown;
 pub mod sub_axis;
 pub mod tiling;

@@ -55,15 +55,8 @@ impl Mesh {
                 return Err(Error::AxisSize { axis, name: name.to_owned(), size });
             }
         }
-        let mut by_name: Vec<usize> = (0..names.len()).collect();
-        by_name.sort_unstable_by_key(|&axis| names[axis].as_ref());
-        Ok(Self {
-            by_name,
-            size: radix::product("shape", sizes)?,
-            strides: radix::strides(sizes),
-            sizes: sizes.to_vec(),
-            names: names.iter().map(|name| name.as_ref().to_owned()).collect(),
-        })
+        let names = names.iter().map(|name| name.as_ref().to_owned()).collect();
+        Ok(Self::refined(names, sizes.to_vec(), radix::product("shape", sizes)?))
     }
 
     /// A mesh that is known to be one: the axes of another one of `size` devices, factored. Its names may be equal to

@@ -10,6 +10,7 @@ use super::Obstacle;
 use crate::{
     layout::Layout,
     mesh::Mesh,
+    short,
     sub_axis::{self, SubAxis},
 };
 
@@ -95,7 +96,7 @@ impl Views {
             let digit = digit.filter(|digit| step % digit.step == 0).ok_or_else(apart)?;
             cuts.push(digit.stride * (step / digit.step));
         }
-        cuts.sort_unstable_by(|a, b| b.cmp(a));
+        short::sort_by_key(&mut cuts, |&cut| std::cmp::Reverse(cut));
         cuts.dedup();
         let mut factors = Vec::with_capacity(cuts.len());
         for pair in cuts.windows(2) {
@@ -172,7 +173,7 @@ impl Views {
             // At most the number of devices.
             let within = |factor: &Factor| from <= stride(factor) && stride(factor) < from * size;
             let mut parts: Vec<usize> = (0..self.factors.len()).filter(|&i| within(&self.factors[i])).collect();
-            parts.sort_unstable_by_key(|&i| std::cmp::Reverse(stride(&self.factors[i])));
+            short::sort_by_key(&mut parts, |&i| std::cmp::Reverse(stride(&self.factors[i])));
             parts
         };
         let all = |axes: &[usize]| axes.iter().flat_map(|&axis| parts(axis)).collect::<Vec<_>>();
@@ -250,7 +251,7 @@ fn digits(same: &[i64]) -> Result<Vec<Digit>, Obstacle> {
         step *= size;
     }
     let mut by_stride: Vec<(i64, i64)> = digits.iter().map(|digit| (digit.stride, digit.size)).collect();
-    by_stride.sort_unstable();
+    short::sort_by_key(&mut by_stride, |&digit| digit);
     let mut expected = 1;
     for (stride, size) in by_stride {
         if stride != expected {

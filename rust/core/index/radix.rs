@@ -1,6 +1,9 @@
 //! Mixed-radix numbers: checked products, row-major strides, and division by a divisor that is used many times.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    short,
+};
 
 /// The product of `sizes`, which are not negative; `what` names it in the error.
 ///
@@ -56,7 +59,7 @@ pub fn overlaps_itself(itemsize: i64, dims: impl Iterator<Item = (i64, i64)>) ->
         .filter(|(extent, _)| *extent > 1)
         .map(|(extent, stride)| (i128::from(stride).abs(), i128::from(extent)))
         .collect();
-    dims.sort_unstable();
+    short::sort_by_key(&mut dims, |&dim| dim);
     let mut reach = i128::from(itemsize);
     dims.into_iter().any(|(stride, extent)| {
         let within = stride < reach;

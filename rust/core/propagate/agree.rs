@@ -4,7 +4,7 @@ use super::{
     axes::{self, Prefix},
     project::{Cut, Tensor},
 };
-use crate::{factor::rule::Rule, mesh::Mesh, radix, sub_axis::SubAxis};
+use crate::{factor::rule::Rule, mesh::Mesh, radix, short, sub_axis::SubAxis};
 
 /// The directions in which the cut of a factor is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,7 @@ pub(crate) fn agree(
         }
     }
     let mut order: Vec<usize> = (0..factors.len()).collect();
-    order.sort_by_key(|&factor| {
+    short::sort_by_key(&mut order, |&factor| {
         let shards = if alike { axes::shards(&shared[factor]) } else { 0 };
         (-source[factor].0, -shards, source[factor].1, factor)
     });

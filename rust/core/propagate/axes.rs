@@ -1,6 +1,6 @@
 //! Lists of axes and sub-axes, major first: which begins which, and which share a part of an axis.
 
-use crate::{mesh::Mesh, sub_axis::SubAxis};
+use crate::{mesh::Mesh, short, sub_axis::SubAxis};
 
 /// The relation of one list to the beginning of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(crate) fn push(axes: &mut Vec<SubAxis>, axis: SubAxis) {
 
 /// The axes in the order of the mesh, the parts of one as one where they follow one another.
 pub(crate) fn sorted(mut axes: Vec<SubAxis>) -> Vec<SubAxis> {
-    axes.sort_by_key(|axis| (axis.axis, axis.before));
+    short::sort_by_key(&mut axes, |axis| (axis.axis, axis.before));
     let mut found = Vec::new();
     for axis in axes {
         push(&mut found, axis);

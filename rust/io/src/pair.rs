@@ -1,7 +1,10 @@
 //! The part that a source piece and a destination piece share: how its bytes are fetched, and where
 //! they are put.
 
-use shardwise_core::region::{Region, RegionBuf};
+use shardwise_core::{
+    region::{Region, RegionBuf},
+    short,
+};
 
 use crate::{
     piece::{Piece, Tensor},
@@ -146,7 +149,7 @@ fn run_of(piece: &Piece<'_>, bounds: Region<'_>) -> i64 {
 /// that what is one run there is one run here.
 pub(crate) fn dense_strides(order: &[i64], bounds: Region<'_>) -> Vec<i64> {
     let mut dims: Vec<usize> = (0..order.len()).collect();
-    dims.sort_by_key(|&dim| (order[dim].abs(), std::cmp::Reverse(dim)));
+    short::sort_by_key(&mut dims, |&dim| (order[dim].abs(), std::cmp::Reverse(dim)));
     let mut strides = vec![1; order.len()];
     let mut bytes = 1;
     for dim in dims {

@@ -3,6 +3,7 @@
 use shardwise_core::{
     index::radix,
     region::{Region, Regions},
+    short,
 };
 
 use crate::error::{Result, no_room};
@@ -61,7 +62,7 @@ impl Piece<'_> {
     /// to the piece's first; those of the shortest one, which is that of bytes, lead over the rest.
     pub(crate) fn steps_from(&self, byte: i64) -> Vec<i64> {
         let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.strides[dim] != 0).collect();
-        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim].unsigned_abs()));
+        short::sort_by_key(&mut dims, |&dim| std::cmp::Reverse(self.strides[dim].unsigned_abs()));
         let (mut rest, mut steps) = (self.offset - byte, vec![0; self.strides.len()]);
         for dim in dims {
             steps[dim] = rest.div_euclid(self.strides[dim]);

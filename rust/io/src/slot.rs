@@ -1,6 +1,9 @@
 //! Slots: where the parts of destination pieces are put together, digested, and taken from.
 
-use shardwise_core::region::{Region, RegionBuf};
+use shardwise_core::{
+    region::{Region, RegionBuf},
+    short,
+};
 
 use crate::{
     digest::Digest,
@@ -70,7 +73,7 @@ impl Slot<'_> {
     pub(crate) fn position(&self, index: i64) -> i64 {
         let bounds = self.bounds.region();
         let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| bounds.extent(dim) > 1).collect();
-        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
+        short::sort_by_key(&mut dims, |&dim| std::cmp::Reverse(self.strides[dim]));
         let mut rest = index;
         let mut at = bounds.offset(&self.tensor.strides);
         for dim in dims {

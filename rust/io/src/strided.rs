@@ -4,6 +4,8 @@
 //! Bytes of arrays are reached through raw pointers: an array's rows may lie between those of another that someone else
 //! is writing, so there is no slice that holds it alone. Each row is one, though.
 
+use shardwise_core::short;
+
 /// One dim of a copy: positions, and the bytes from one to the next in both memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dim {
@@ -16,7 +18,7 @@ pub(crate) struct Dim {
 /// bytes of the run that is left at the end.
 pub(crate) fn collapsed(dims: impl Iterator<Item = Dim>) -> (Vec<Dim>, i64) {
     let mut sorted: Vec<Dim> = dims.filter(|dim| dim.extent != 1).collect();
-    sorted.sort_by_key(|dim| std::cmp::Reverse((dim.from.abs(), dim.to.abs())));
+    short::sort_by_key(&mut sorted, |dim| std::cmp::Reverse((dim.from.abs(), dim.to.abs())));
     let mut merged: Vec<Dim> = Vec::with_capacity(sorted.len());
     for inner in sorted {
         match merged.last_mut() {
