@@ -58,7 +58,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("request",),
     ),
     "rust/core": (
-        ("shown",),
+        ("short", "shown"),
         ("error",),
         ("assignment", "index", "parallel", "room"),
         ("mesh", "region", "uneven"),
