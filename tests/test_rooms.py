@@ -91,7 +91,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arrays", "convert"),
         ("views",),
         ("assignment", "checksum", "dtensor", "factor", "held", "io", "mesh", "pickle", "rules"),
-        ("layout", "propagate"),
+        ("files", "layout", "propagate"),
         ("partition",),
         ("packed",),
         ("tiling",),

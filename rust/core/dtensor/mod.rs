@@ -15,6 +15,7 @@
 
 mod decimal;
 mod device;
+mod device_list;
 mod error;
 mod layout;
 mod mesh;
@@ -25,7 +26,8 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use device::{DeviceList, DeviceProblem, DeviceSpec};
+pub use device::{DeviceProblem, DeviceSpec};
+pub use device_list::DeviceList;
 pub use error::{Error, Result};
 pub use layout::{Layout, LayoutKind, Spec};
 pub use mesh::{Ids, Mesh, MeshParts, TiledMesh};

@@ -1,4 +1,4 @@
-//! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
+//! `_core.CopyJob`: jobs of `shardwise-io`, with its errors as exceptions.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,6 @@ use shardwise_core::{
     error::{Error as CoreError, ErrorKind, Result as CoreResult},
 };
 use shardwise_io::{
-    commit,
     error::{Error, Result},
     job::{Destination, Job, MappedFile, Memory, Source, SourceFile, Wanted},
     maps,
@@ -120,7 +119,7 @@ impl CopyJob {
 }
 
 /// Runs work with the interpreter released, reporting progress and looking for signals now and then.
-fn watched<T: Send>(
+pub(crate) fn watched<T: Send>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,
     work: impl Send + FnOnce(&mut dyn FnMut(i64, i64) -> Result<()>) -> Result<T>,
@@ -214,7 +213,7 @@ pub(crate) fn mapped_files<'py>(
 
 /// A descriptor of our own for an open file of the caller's.
 #[cfg(unix)]
-fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
+pub(crate) fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
     use std::os::fd::BorrowedFd;
     if descriptor < 0 {
         return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.as_os_str().to_owned())));
@@ -228,7 +227,7 @@ fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
 }
 
 #[cfg(not(unix))]
-fn open_file(_: i32, path: &Path) -> PyResult<Arc<File>> {
+pub(crate) fn open_file(_: i32, path: &Path) -> PyResult<Arc<File>> {
     let opened = File::open(path).map(Arc::new);
     opened.map_err(|error| to_py(Error::Os { operation: "opening", path: path.to_owned(), offset: None, error }))
 }
@@ -351,7 +350,7 @@ fn add_one(job: &mut Job, rest: &mut &[i64], poll: &mut dyn FnMut() -> CoreResul
     job.add(head[0], shape, sources, destinations, wanted, poll)
 }
 
-fn to_py(error: Error) -> PyErr {
+pub(crate) fn to_py(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::Os { operation, path, offset, error } => {
@@ -372,61 +371,4 @@ fn to_py(error: Error) -> PyErr {
         Error::Memory { .. } => PyMemoryError::new_err(message),
         Error::Interrupted | Error::Panicked(_) => InternalError::new_err(message),
     }
-}
-
-/// A lock of a path against other processes.
-#[pyclass(frozen, module = "shardwise._core")]
-pub(crate) struct FileLock {
-    lock: std::sync::Mutex<Option<commit::Lock>>,
-}
-
-#[pymethods]
-impl FileLock {
-    #[new]
-    #[pyo3(signature = (path, /))]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        guard(|| {
-            let lock = py.detach(|| commit::Lock::new(&path)).map_err(to_py)?;
-            Ok(Self { lock: std::sync::Mutex::new(Some(lock)) })
-        })
-    }
-
-    /// Ends the lock; a second call does nothing.
-    fn release(&self) -> PyResult<()> {
-        guard(|| {
-            drop(self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take());
-            Ok(())
-        })
-    }
-}
-
-/// Brings files, and the folders that hold them, to the disk.
-#[pyfunction]
-#[pyo3(signature = (paths, /))]
-pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
-    guard(|| watched(py, None, |poll| commit::sync(&paths, &mut || poll(0, 1))))
-}
-
-/// Renames, and brings the names to the disk if `sync`. With the descriptor of the folder that `source` is in, it is found
-/// there.
-#[pyfunction]
-#[pyo3(signature = (source, folder, target, /, *, sync))]
-pub(crate) fn publish(
-    py: Python<'_>,
-    source: PathBuf,
-    folder: Option<i32>,
-    target: PathBuf,
-    sync: bool,
-) -> PyResult<()> {
-    guard(|| {
-        let folder = folder.map(|descriptor| open_file(descriptor, &source)).transpose()?;
-        py.detach(|| commit::publish(&source, folder.as_deref(), &target, sync)).map_err(to_py)
-    })
-}
-
-/// The bytes that can still be written to a folder's file system.
-#[pyfunction]
-#[pyo3(signature = (folder, /))]
-pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<Bound<'_, PyAny>> {
-    answer(py, || py.detach(|| commit::free_space(&folder)).map_err(to_py))
 }

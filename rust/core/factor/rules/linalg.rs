@@ -25,8 +25,8 @@ pub(super) fn decomposed(given: Given<'_>, forms: &[&str]) -> Result<Rule> {
     })?;
     let mut builder = given.passing(batch);
     let alike = usize::from(given.results[0] == shape);
-    for dim in batch.len()..shape.len() {
-        builder.factor(&[(0, dim), (1, dim)][..=alike], shape[dim], Kind::Whole);
+    for (dim, size) in shape.iter().enumerate().skip(batch.len()) {
+        builder.factor(&[(0, dim), (1, dim)][..=alike], *size, Kind::Whole);
     }
     for (number, result) in given.results.iter().enumerate().skip(alike) {
         for (dim, size) in result.iter().enumerate().skip(batch.len()) {
