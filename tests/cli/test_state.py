@@ -175,7 +175,7 @@ def test_what_is_not_known(capsys: pytest.CaptureFixture[str], config: Callable[
         ("--sharding zero9", "sharding is 'zero9', which is not known"),
         ("--tp 3", "tp is 3, which does not divide the 8 heads of model.layers.*.self_attn"),
         ("--ep 2 --dp 2", "ep is 2, but no experts are known in this model"),
-        ("--pp 8", "pp is 8, but there are only 4 layers"),
+        ("--pp 8", "pp is 8, but the model has only 4 layers"),
         ("--pp 2 --layers 1,2", "layers is [1, 2]; it must have 2 stages, with 4 layers in all"),
         ("--mesh tp=2", "--mesh is for --rules"),
         ("--lora 8", "--lora '8': give the rank and a regular expression"),

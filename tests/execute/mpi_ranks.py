@@ -196,7 +196,7 @@ def refusals() -> None:
         ("memory is", plan, good, {"memory": 2**20 if odd else 2**21}),
         ("memory is 8 B; at least 8 buffers", plan, good, {"memory": 8}),
         ("memory is 3; it must be at least 8 bytes", plan, good, {"memory": 3}),
-        ("src_ranks has 2 ranks but there are 4 holders", plan, good, {"src_ranks": [0, 1]}),
+        ("src_ranks has 2 ranks, but the plan has 4 holders", plan, good, {"src_ranks": [0, 1]}),
         ("dst_ranks[1] is 9; the communicator has 4 ranks", plan, good, {"dst_ranks": [0, 9, 1, 2]}),
         ("dst_ranks[1] is 4; the communicator has 4 ranks", plan, good, {"dst_ranks": [0, 4, 1, 2]}),
         ("src_ranks[1] is -1; the communicator has 4 ranks", plan, good, {"src_ranks": [0, -1, 1, 2]}),

@@ -175,7 +175,7 @@ def test_what_is_not_filled_exactly_is_refused(tmp_path: Path) -> None:
 
     held = Model(expected, config).held
     refused(r"qkv_proj.weight' has the shape \(1, 2\) in the model, but", {**held, name: torch.full((1, 2), -1.0)})
-    refused(r"1 parameters of the model are in no tensor of .*'scale'", {**held, "scale": torch.full((3,), -1.0)})
+    refused(r"no tensor of .* holds 1 parameter of the model: .*'scale'", {**held, "scale": torch.full((3,), -1.0)})
     refused("but the model has no such parameter", {key: value for key, value in held.items() if key != name})
     refused("is torch.int32 in the model, and float32 in the file", {**held, name: held[name].to(torch.int32)})
     refused("quantized weights are not loaded", held, quantization_config={"quant_method": "fp8"})

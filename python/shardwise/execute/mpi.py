@@ -18,7 +18,7 @@ import numpy as np
 
 from .._arguments import instance, integer, is_masked
 from .._dtypes import find_dtype
-from .._text import bytes_text, shown
+from .._text import bytes_text, counted, shown
 from .._types import Array
 from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
@@ -233,7 +233,7 @@ def _ranks_of(
         seen: set[int] = set()
         for i, at in enumerate(ranks):
             if not 0 <= at < size:
-                raise LayoutError(f"{name}[{i}] is {shown(at)}; the communicator has {size} ranks")
+                raise LayoutError(f"{name}[{i}] is {shown(at)}; the communicator has {counted(size, 'rank')}")
             if at in seen:
                 raise LayoutError(f"{name}[{i}] repeats rank {at}; a rank has one holder")
             seen.add(at)
@@ -251,7 +251,7 @@ def _listed(name: str, ranks: Sequence[int], count: int) -> list[int]:
         raise TypeError(f"{name} must be a sequence of integers, got {type(ranks).__name__}")
     listed = [integer(f"{name}[{i}]", at) for i, at in enumerate(ranks)]
     if len(listed) != count:
-        raise LayoutError(f"{name} has {len(listed)} ranks but there are {count} holders")
+        raise LayoutError(f"{name} has {counted(len(listed), 'rank')}, but the plan has {counted(count, 'holder')}")
     return listed
 
 

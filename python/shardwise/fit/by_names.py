@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._text import shown
+from .._text import counted, shown
 from ..deploy import Deployment, DeploymentRule, Stages
 from ..deploy.megatron import Ranks
 from ..errors import LayoutError
@@ -127,7 +127,7 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
     count = max((number for one in known for number in _layers(one.kind.names)), default=-1) + 1
     if layers is None:
         if pp > max(count, 1):
-            raise LayoutError(f"pp is {pp}, but there are only {count} layers")
+            raise LayoutError(f"pp is {pp}, but the model has only {counted(count, 'layer')}")
         layers = [count // pp + (0 < pp - 1 - stage <= count % pp) for stage in range(pp)]
     if len(layers) != pp or sum(layers) != count:
         raise LayoutError(f"layers is {shown(list(layers))}; it must have {pp} stages, with {count} layers in all")

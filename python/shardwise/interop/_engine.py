@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..partition import Partition
@@ -154,7 +154,8 @@ def fill(
     missing = [name for name, one in lacking if one.data_ptr() not in filled]
     if missing:
         raise LayoutError(
-            f"{len(missing)} parameters of the model are in no tensor of {checkpoint.path}: {shown(missing[:3])}"
+            f"no tensor of {checkpoint.path} holds {counted(len(missing), 'parameter')} of the model: "
+            f"{shown(missing[:3])}"
         )
     count = 0
     for name, partition in parts.items():

@@ -119,7 +119,7 @@ def test_padding_and_names() -> None:
     memory = loaded("fused, keys repeated", np.ones(10**5, np.int32))
     memory["cpu:3"]["lm_head.weight"][-1, 0] = 5
     (fault,) = [fault for report in reports("fused, keys repeated", memory) for fault in report.faults]
-    assert fault == ("", "cpu:3", "lm_head.weight", "1 elements of padding are not zero")
+    assert fault == ("", "cpu:3", "lm_head.weight", "1 element of padding is not zero")
     memory["cpu:3"]["lm_head.weight"][-1, 0] = 0
     floats = {name: array.astype(np.float32) for name, array in memory["cpu:3"].items()}
     assert memory_digests(engine, "cpu:3", shapes, floats).faults == ()
@@ -160,7 +160,7 @@ def test_padding_of_any_dtype_of_torch() -> None:
         assert memory_digests(rules, "cpu:0", {"w": (3,)}, memory).faults == (), dtype
         raw[-1] = 1 if dtype == torch.bool else 128
         (fault,) = memory_digests(rules, "cpu:0", {"w": (3,)}, memory).faults
-        assert fault.why == "1 elements of padding are not zero"
+        assert fault.why == "1 element of padding is not zero"
 
 
 def test_manifests_prove_memory_and_cut_files(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_what_differs_is_what_numpy_finds(tmp_path: Path, shape: tuple[int, ...]
     index = tuple(differs[0].tolist())
     assert (found.name, found.what, found.index, found.count) == ("w", "values", index, len(differs))
     assert (found.first, found.second) == (one[index], other[index])
-    said = f"'w': {len(differs)} elements differ, the first at {index}: {one[index]} and {other[index]}"
+    count = "1 element differs" if len(differs) == 1 else f"{len(differs)} elements differ"
+    said = f"'w': {count}, the first at {index}: {one[index]} and {other[index]}"
     assert str(found).partition(", in the rows ")[0] == said
     rows = sorted({row for row, *_ in differs.tolist()}) if one.ndim > 1 else []
     assert [row for start, stop in found.rows for row in range(start, stop)] == rows

@@ -172,8 +172,42 @@ def test_the_last_model_is_a_check() -> None:
     assert learned.compared > 0
 
 
+def rows_cut(names: list[str], rows: int) -> RecordedModel:
+    """Return a model of tensors whose rows are cut, recorded on one rank and on two."""
+
+    def load(tensors: Mapping[str, Array], ranks: int, rank: int) -> Parameters:
+        return {name: np.split(one, ranks)[rank] for name, one in tensors.items()}
+
+    def recorded(ranks: int, rank: int) -> sw.Recording:
+        shapes = dict.fromkeys(names, ((rows, 4), "float32"))
+        return sw.record(shapes, lambda tensors: load(tensors, ranks, rank), rank)
+
+    held = {ranks: [recorded(ranks, rank) for rank in range(ranks)] for ranks in (1, 2)}
+    return RecordedModel({"hidden_size": 4, "intermediate_size": rows}, held)
+
+
+@pytest.mark.parametrize("layers", [(2, 3, 4), (3, 2, 4), (1, 1, 4)])
+def test_numbers_within_words_are_named(layers: tuple[int, ...]) -> None:
+    """A rule has a field for a number between dots only: it says nothing of layers that no model before has."""
+    names = [[f"{layer}.w" for i in range(count) for layer in (f"l{i}", f"h.{i}")] for count in layers]
+    learned = learn_rules([rows_cut(own, rows) for own, rows in zip(names, (12, 20, 28), strict=True)])
+    why = (
+        "only models[2] has it, which is only compared; if its number is a layer's or an expert's, it must stand alone "
+        "between dots, as in 'layers.0.w'"
+    )
+    assert learned.unexplained == {f"l{i}.w": why for i in range(max(layers[:2]), layers[2])}
+    assert r"""'^h\.\d+\.w$' = ["tp", []]""" in learned.text
+
+
+def test_what_the_other_models_lack() -> None:
+    learned = learn_rules([rows_cut(["a", "c"], 12), rows_cut(["l1.w", "b"], 20), rows_cut(["a", "b", "c"], 28)])
+    assert learned.unexplained.keys() == {"l1.w", "b"}
+    assert learned.unexplained["b"] == "models[0] lacks it"
+    assert learned.unexplained["l1.w"].startswith("models[0] lacks it; if its number is a layer's")
+
+
 def test_what_is_refused() -> None:
-    with pytest.raises(sw.LayoutError, match="there are 1 models; rules are learned from one or more, and checked on"):
+    with pytest.raises(sw.LayoutError, match="models has 1; rules are learned from one or more, and checked on"):
         learn_rules([model(FIRST, counts=(1,))])
     with pytest.raises(sw.LayoutError, match="each model must also be recorded on one rank"):
         learn_rules([model(FIRST, counts=(1,)), RecordedModel(SECOND, {2: []})])

@@ -86,9 +86,9 @@ class Difference:
             values = f"{self.first} and {self.second}"
             ranges = ", ".join(f"{start}:{stop}" for start, stop in self.rows)
             more = " and more" if len(self.rows) == _MOST_RANGES else ""
-            is_one = sum(stop - start for start, stop in self.rows) < 2
-            where = f", in the rows {ranges}{more}" if not is_one else ""
-            return f"{self.name!r}: {self.count} elements differ, the first at {self.index}: {values}{where}"
+            where = f", in the rows {ranges}{more}" if sum(stop - start for start, stop in self.rows) > 1 else ""
+            count = "1 element differs" if self.count == 1 else f"{self.count} elements differ"
+            return f"{self.name!r}: {count}, the first at {self.index}: {values}{where}"
         return f"{self.name!r}: {self.what} {self.first} and {self.second}"
 
 
@@ -174,7 +174,7 @@ def diff_checkpoints(
     ...     for name, last in (("a", 3), ("b", 4)):
     ...         _ = save_checkpoint(Path(folder, f"{name}.safetensors"), {"w": np.array([1, 2, last])})
     ...     print(*diff_checkpoints(Path(folder, "a.safetensors"), Path(folder, "b.safetensors")))
-    'w': 1 elements differ, the first at (2,): 3 and 4
+    'w': 1 element differs, the first at (2,): 3 and 4
     """
     check_job_memory(memory)
     check_threads(threads)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import check_items, instance
-from ..._text import shown
+from ..._text import counted, shown
 from ...deploy.positions import Positions, positions_of
 from ...errors import LayoutError
 from ...layout import UnevenRule
@@ -131,7 +131,7 @@ def memory_digests(
             asked += [(view, places.shapes[tensor], piece) for piece in pieces]
             held_at.append((one.name, key, [_bounds(piece) for piece in pieces]))
         if held < math.prod(one.shape) and (wrong := _outside(array, views, places, device)):
-            why = f"{wrong} elements of padding are not zero"
+            why = f"{counted(wrong, 'element')} of padding {'is' if wrong == 1 else 'are'} not zero"
             faults.append(MemoryFault("", device, one.name, why))
     digests = iter(digests_of_pieces(asked))
     for parameter, key, bounds in held_at:
@@ -241,7 +241,8 @@ def _checked(
         return [MemoryFault(name, None, "", why)]
     size = sum(math.prod(stop - start for start, stop in bounds) for bounds in held)
     if size != math.prod(expected.shape):
-        why = f"the distinct boxes of all reports have {size} elements, of {math.prod(expected.shape)}: one is missing"
+        count = counted(size, "element")
+        why = f"the distinct boxes of all reports have {count}, of {math.prod(expected.shape)}: one is missing"
         return [MemoryFault(name, None, "", why)]
     choices = product(*([*values] for values in held.values()))
     # One of each box: what is right is what adds up to the whole.

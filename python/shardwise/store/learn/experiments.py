@@ -92,7 +92,7 @@ class Experiment:
         """Find whether a key matters, by some of its other values."""
         value = self.base[key]
         made = []
-        for other in self._others(key, value, self.base):
+        for other in self._others(key, value):
             sample = self._sample(self._changed(self.base, key, other))
             if sample is None and type(value) is int:
                 sample = self._sample(self._changed(self.base, key, other, lists=True))
@@ -128,7 +128,7 @@ class Experiment:
         except Exception:  # Whatever the type's own code raises.
             return False
 
-    def _others(self, key: str, value: Any, flat: FlatConfig) -> Iterator[Any]:
+    def _others(self, key: str, value: Any) -> Iterator[Any]:
         if isinstance(value, bool):
             yield not value
         elif isinstance(value, int):
@@ -198,7 +198,7 @@ class Experiment:
             return {**flat, key: None}
         # Half of them are near the first value, so that sizes do not grow away from each other.
         near = base if value is None or rng.random() < 0.5 else value
-        others = [one for one in (base, *self._others(key, near, flat)) if one != value]
+        others = [one for one in (base, *self._others(key, near)) if one != value]
         if not others:
             return None
         return self._changed(flat, key, rng.choice(others), lists=rng.random() < 0.8)

@@ -111,7 +111,7 @@ def learn_rewrites(
         unexplained: dict[str, str] = {}
         doubtful: set[str] = set()
         relations = _relations(here, there, unexplained, doubtful)
-        entries, unused = _checked(one, relations, unexplained, here)
+        entries, unused = _checked(relations, unexplained, here)
         compared = _Compared(one, other, memory, threads)
         found, printed = _verified(compared, entries, _Unsettled(unused, unexplained, doubtful))
         return _with_names(found, printed, config_of(one.path) if config is None else read_config(config))
@@ -205,7 +205,7 @@ def _sibling(made: Directed) -> Directed | None:
 
 
 def _checked(
-    one: StoredCheckpoint, relations: list[Directed], unexplained: dict[str, str], here: Fibers
+    relations: list[Directed], unexplained: dict[str, str], here: Fibers
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return the entries of the rewrites, without tensors that are made unlike their siblings; and the unused names."""
     alike: dict[tuple[Any, ...], list[Directed]] = {}

@@ -114,7 +114,7 @@ def learn_rules(
     """
     check_items("models", models, RecordedModel)
     if len(models) < 2:
-        raise LayoutError(f"there are {len(models)} models; rules are learned from one or more, and checked on another")
+        raise LayoutError(f"models has {len(models)}; rules are learned from one or more, and checked on another")
     axes = RankAxes((axis,) if isinstance(axis, str) else tuple(axis), stages)
     ranks = [axes.ranks_of(f"models[{number}]", model.ranks) for number, model in enumerate(models)]
     with tempfile.TemporaryDirectory() as folder:
@@ -152,8 +152,12 @@ def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes)
     for pattern, names in groups.items():
         if all(name in unexplained for name in names):
             continue
-        stay = stays[pattern]
-        for entries in candidates(one, names[0], parsed, axes) if stay is not None else ():
+        stay, known = stays[pattern], next((name for name in names if name in one.parameters), None)
+        if known is None:
+            for name in names:
+                unexplained.setdefault(name, _without_rule(name, f"{one.name} lacks it"))
+            continue
+        for entries in candidates(one, known, parsed, axes) if stay is not None else ():
             assert stay is not None
             rule = stay.rule(entries)
             if all(_fits(model, names, {stay.key(pattern): rule}, axes) for model in whole[:-1]):
@@ -164,7 +168,9 @@ def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes)
                 unexplained.setdefault(name, "its ranks hold it in a way that no rule can state")
     for name in whole[-1].parameters:
         alike = groups.get(_pattern(name), [])
-        if alike and _pattern(name) not in rules:
+        if not alike:
+            unexplained.setdefault(name, _without_rule(name, f"only {whole[-1].name} has it, which is only compared"))
+        elif _pattern(name) not in rules:
             unexplained.setdefault(name, unexplained[alike[0]])
     drop = [line for line in head.splitlines() if line.startswith("drop =")] if not unexplained else []
     made = [targets_of(rewrite["to"]) for rewrite in parsed.get("rewrite", ())]
@@ -205,6 +211,13 @@ def _pattern(name: str) -> str:
         parts += [re.escape(name[end : number.start()]), r"\d+"]
         end = number.end()
     return f"^{''.join(parts)}{re.escape(name[end:])}$"
+
+
+def _without_rule(name: str, why: str) -> str:
+    """Return why a parameter has no rule; if a number is part of a word, with the form that rules have fields for."""
+    if not re.search("[0-9]", NUMBER.sub("", name)):
+        return why
+    return f"{why}; if its number is a layer's or an expert's, it must stand alone between dots, as in 'layers.0.w'"
 
 
 def _fits(model: NumberedModel, names: Sequence[str], rule: Mapping[str, LearnedRule], axes: RankAxes) -> bool:
@@ -272,8 +285,11 @@ def _compared(
     maps = {sizes: _map_of(text, sizes, axes, model) for sizes, text in texts.items()}
     equal = 0
     for name in names:
+        if name not in arrays:
+            wrong[name] = f"no rewrite makes it for {model.name}"
+            continue
         for sizes, rank, held in model.parts(name):
-            if name not in arrays or not _is_held(maps[sizes], name, arrays[name], rank, held):
+            if not _is_held(maps[sizes], name, arrays[name], rank, held):
                 size = sizes[0] if len(sizes) == 1 else sizes
                 wrong[name] = f"rank {rank} of {size} of {model.name} has it differently"
                 break

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..._text import shown
+from ..._text import counted, shown
 from ...conversion.assembled import Assembled
 from ...rules.left_out import LeftOut, names_text
 from ...rules.states import TrainingNames, training_names
@@ -72,7 +72,7 @@ def grouped_values(
         at = next(at for at, value in enumerate(held) if value != held[0])
         lost = tuple(name for _, names, _ in differing for name in names)
         text = (
-            f"{len(differing)} values of parameters that become one are not written, because they differ: "
+            f"not written, because parameters that become one differ in {counted(len(differing), 'value')}: "
             f"{names_text(new for new, _, _ in differing)}; {shown(names[0])} is {shown(held[0])}, "
             f"{shown(names[at])} is {shown(held[at])}"
         )

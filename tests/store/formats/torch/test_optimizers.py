@@ -266,7 +266,7 @@ def test_names_of_the_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert pairs(checkpoint) == {"a": 0, "b": 1}
         assert checkpoint.doubts == ()
     for names, why in (
-        (["a"], "1 names; the optimizer has 2"),
+        (["a"], "1 name; the optimizer has 2"),
         (["a", "a"], "some of them twice"),
         (["a", "d"], "'d', which is not a parameter"),
         (["b", "a"], r"'b' of shape \(3,\) for number 0, whose states are of shape \(4,\)"),

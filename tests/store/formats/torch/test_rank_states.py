@@ -259,7 +259,7 @@ def test_parameters_that_may_be_either_keep_their_numbers_and_names_settle_it(tm
         (path / f"optim_world_size_2_rank_{rank}.pt").write_bytes(save({"state": state, "param_groups": groups}))
     with sw.open_checkpoint(path) as checkpoint:
         assert checkpoint.read("optimizer.state.b.exp_avg").tolist() == [1, 2, 1, 2]
-    with pytest.raises(sw.ParseError, match=r"optim_world_size_2_rank_0.pt: parameter_names has 1 names"):
+    with pytest.raises(sw.ParseError, match=r"optim_world_size_2_rank_0.pt: parameter_names has 1 name;"):
         sw.open_checkpoint(path, parameter_names=["a"])
     with pytest.raises(sw.ParseError, match=r"parameter_names is given, but it has no optimizer whose parameters"):
         sw.open_checkpoint(unpacked("accelerate", tmp_path), parameter_names=["a"])

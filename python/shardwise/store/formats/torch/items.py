@@ -165,7 +165,7 @@ class _ItemContents:
         containers: dict[int, Container] = {}
         optimizers = 0
         for rank, file in files.items():
-            for keys, container, value in _values(item, file, key, containers, rank):
+            for keys, container, value in _values(item, file, containers, rank):
                 values.setdefault(keys, {})[rank] = container, value
             root = containers[rank].root() if item.kind == "pt" else None
             optimizers += as_optimizer("", root, lambda _: None) is not None
@@ -307,7 +307,7 @@ def _shape(container: Container | None, value: Any, name: str) -> Any:
 
 
 def _values(
-    item: SaidItem, file: Holder, key: str, containers: dict[int, Container], rank: int
+    item: SaidItem, file: Holder, containers: dict[int, Container], rank: int
 ) -> Iterator[tuple[ItemKeys, Container | None, Any]]:
     """Yield the values of a rank's file, with the keys that lead to them."""
     if item.kind == "safetensors":

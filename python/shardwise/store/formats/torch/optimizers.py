@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...._text import shown
+from ...._text import counted, shown
 from ...._types import Shape
 from ....errors import ParseError
 from .pickles import Record
@@ -230,7 +230,8 @@ def _given(
     """Return the names by number that a caller knows, after checking them."""
     if len(names) != len(items) or len(set(names)) != len(names):
         twice = "" if len(names) != len(items) else ", some of them twice"
-        raise ParseError(f"parameter_names has {len(names)} names{twice}; the optimizer has {len(items)} parameters")
+        count = counted(len(names), "name")
+        raise ParseError(f"parameter_names has {count}{twice}; the optimizer has {counted(len(items), 'parameter')}")
     held = dict(candidates)
     for name, (_, number), shape in zip(names, items, shapes, strict=True):
         if candidates and name not in held:

@@ -12,7 +12,7 @@ import re
 from functools import partial
 from typing import Any
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location, entries_of, first_bytes, opening
@@ -336,7 +336,9 @@ def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]
         ranks["model", int(match[2]), int(match[1] or 0)] = match[0]
     rows, columns = (len({rank[side] for rank in ranks}) for side in (1, 2))
     if rows * columns != len(ranks) or any(row >= rows or column >= columns for _, row, column in ranks):
-        raise ParseError(f"{path}: has {len(ranks)} files *_model_states.pt, which are not all ranks: some are missing")
+        raise ParseError(
+            f"{path}: has {counted(len(ranks), 'file')} *_model_states.pt, which are not all ranks: some are missing"
+        )
     return dict(sorted(ranks.items()))
 
 

@@ -159,7 +159,7 @@ class Spans:
             self._sizes.append(sizes)
             if not self.is_each:
                 for rank, part in enumerate(row):
-                    self._check_named(part, rank, begins, sizes, layout)
+                    self._check_named(part, rank, sizes, layout)
 
     def _check_world(self, part: RankArrays, world: int) -> None:
         count = part.values.get("partition_count")
@@ -248,9 +248,7 @@ class Spans:
         rows = np.column_stack([mp * world + ranks, at, np.full(world, mp), start, stop])
         return rows[start < stop]
 
-    def _check_named(
-        self, part: RankArrays, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: GroupShapes
-    ) -> None:
+    def _check_named(self, part: RankArrays, rank: int, sizes: list[int], layout: GroupShapes) -> None:
         """Check a file's statement of its parameters' places, which tells one rank's file from another's.
 
         With round_robin_gradients, DeepSpeed states it for another order than that of the elements.
