@@ -279,6 +279,9 @@ def test_files_of_ranks_and_back(tmp_path: Path, rules: str) -> None:
         for name, array in tensors.items():
             np.testing.assert_array_equal(checkpoint.read(name), array)
     assert (tmp_path / "ranks" / "adapter_config.json").is_file()
+    # vLLM's `ShardedStateLoader` looks each name up in the model's state dict, which has no adapters.
+    with pytest.raises(sw.LayoutError, match=r"do not take adapters, such as 'base_model\..*to='ranks'"):
+        sw.reshard_checkpoint(tmp_path / "adapter", tmp_path / "vllm", vllm(CONFIG, tp=4), to="vllm")
     wanted = sliced_by_vllm(tensors, 4, 3)
     with sw.open_checkpoint(next((tmp_path / "ranks").glob("rank-00003*")), part=True) as own:
         for name in tensors:

@@ -13,6 +13,7 @@ from ....conversion.tables import Wanted
 from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing
+from ....rules.adapters import adapter_names
 from ....rules.layout_map import LayoutMap
 from ....rules.left_out import names_text
 from ....rules.names import WeightRole, merged_names, shipped_table, weights
@@ -48,19 +49,25 @@ def engine_tensors(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -
     """Return tensors as the engines' sharded loaders look for them: under all names that an engine has for them.
 
     Raises:
-        LayoutError: if the loaders do not know the name of a tensor, because an engine fuses or stacks it.
+        LayoutError: if a tensor is an adapter's, or the loaders do not know its name, because an engine fuses or
+            stacks it.
     """
     _check_names(wanted, layouts)
     return _with_other_names(_with_head(wanted, layouts, uneven), layouts)
 
 
 def _check_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
-    """Refuse tensors whose names the engines' sharded loaders do not know, because an engine fuses or stacks them.
+    """Refuse adapters, and tensors that an engine fuses or stacks: the engines' sharded loaders do not know them.
 
     Raises:
         LayoutError: if there is such a tensor; the message names one, and says what to do.
     """
     names = [tensor.name for tensor in wanted]
+    if adapter := next(iter(adapter_names(names)), None):
+        raise LayoutError(
+            f"the sharded loaders of vLLM and SGLang do not take adapters, such as {shown(adapter)}: give the engine "
+            "the adapter's own folder, which it cuts by itself; to='ranks' writes the part of each rank"
+        )
     found = _fused_by(names, layouts) or _fused(names) or next(filter(_EXPERT.search, names), None)
     if found is not None:
         raise LayoutError(
