@@ -176,6 +176,12 @@ class TestDropped:
             (["h.0.attn.bias", "h.1.attn.bias"], ["h.0.attn.w", "h.0.mlp.bias"]),
             (["h.0.inv_freq"], ["h.0.w", "inv_freq.w"]),
             (["a"], ["ab", "a.b"]),
+            # As PyTorch's DCP has groups and a scheduler: too many last parts of names to list, and three beginnings.
+            (
+                [*(f"{part}.{at}" for part in ("optim.groups.0", "scheduler") for at in "abcdefghi"), "step"],
+                ["optim.state.0.w.step", "model.w"],
+            ),
+            (["m.layers.0.a._extra_state", "m.layers.11.a._extra_state", "opt.lr"], ["m.layers.0.a.w", "opt.s.0"]),
         ],
     )
     def test_the_expression_that_is_advised(self, names: list[str], others: list[str], tmp_path: Path) -> None:

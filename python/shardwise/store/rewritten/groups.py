@@ -71,8 +71,9 @@ def grouped_values(
         _, names, held = differing[0]
         at = next(at for at, value in enumerate(held) if value != held[0])
         lost = tuple(name for _, names, _ in differing for name in names)
+        are = "is" if len(differing) == 1 else "are"
         text = (
-            f"not written, because parameters that become one differ in {counted(len(differing), 'value')}: "
+            f"{counted(len(differing), 'value')} of parameters that become one {are} not written, because they differ: "
             f"{names_text(new for new, _, _ in differing)}; {shown(names[0])} is {shown(held[0])}, "
             f"{shown(names[at])} is {shown(held[at])}"
         )

@@ -34,10 +34,12 @@ _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
 
 def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
     """Return the note that values are not written as the form cannot hold them, with the `drop` that accepts it."""
-    why = "in a form that cannot be copied" if form in ("dcp", "torch") else f"without a place in {form!r}"
-    count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
+    count, them = ("1 value is", "it") if len(names) == 1 else (f"{len(names)} values are", "them")
+    why = f"a copy of {them} cannot be made" if form in ("dcp", "torch") else f"{form!r} has no place for {them}"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    text = f"{count} not written, {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}; {_wanted(names, others)}"
+    text = (
+        f"{count} not written, because {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}; {_wanted(names, others)}"
+    )
     return LeftOut("values", tuple(names), text)
 
 
@@ -98,10 +100,12 @@ def nbytes_of(made: Assembled) -> int:
 
 
 def expression_for(names: Collection[str], others: Collection[str]) -> str | None:
-    """Return a regular expression that is found in all of these names and in no other; `None` if none is short.
+    """Return a short regular expression that is found in all of these names and in no other; `None` if none is short.
 
     >>> expression_for(["optimizer.a.0", "optimizer.b"], ["optimizer.a.0", "optimizer.b", "model.a.0"])
     '^(optimizer)[.]'
+    >>> expression_for(["optim.groups.0.lr", "optim.groups.0.eps", "step"], ["optim.state.0.step"])
+    '^(optim[.]groups)[.]|^(step)$'
     >>> expression_for(["h.0.inv_freq", "h.1.inv_freq"], ["h.0.w"])
     '[.](inv_freq)$'
     >>> expression_for(["h.0.w", "h.1.w"], ["x.0.w", "h.0.b"])
@@ -111,23 +115,33 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
         return None
     wanted = set(names)
     rest = [name for name in others if name not in wanted]
-    parts = (
-        ("^({})[.]", [name.partition(".")[0] for name in names]),
-        ("[.]({})$", [name.rpartition(".")[2] for name in names]),
-        ("^({})$", [re.sub("[0-9]+", "0", name) for name in names]),
-    )
-    for form, pieces in parts:
-        distinct = sorted(set(pieces))
-        if len(distinct) > _MOST_ADVISED:
+    good = []
+    for parts, is_numbered in (
+        (_beginnings(names, rest), True),
+        ({"[.]({})$": {name.rpartition(".")[2] for name in names}}, True),
+        (_beginnings(*({re.sub("[0-9]+", "0", name) for name in each} for each in (names, rest))), False),
+    ):
+        if sum(map(len, parts.values())) > _MOST_ADVISED:
             continue
-        texts = [text.replace(".", "[.]") for text in distinct]
-        if form == "^({})$":
-            texts = [re.sub("[0-9]+", "[0-9]+", text) for text in texts]
-        found = form.format("|".join(texts))
+        found = "|".join(
+            form.format("|".join(sorted(pieces)).replace(".", "[.]")) for form, pieces in parts.items() if pieces
+        )
+        found = found if is_numbered else re.sub("[0-9]+", "[0-9]+", found)
         pattern = re.compile(found)
         if all(map(pattern.search, names)) and not any(map(pattern.search, rest)):
-            return found
-    return None
+            good.append(found)
+    return min(good, key=len, default=None)
+
+
+def _beginnings(names: Iterable[str], rest: Iterable[str]) -> dict[str, set[str]]:
+    """Return, by form, the shortest beginnings of names, up to a dot, that no other name has; else the whole names."""
+    taken = {name[: dot.start()] for name in rest for dot in re.finditer("[.]", name)}
+    found: dict[str, set[str]] = {"^({})[.]": set(), "^({})$": set()}
+    for name in names:
+        begins = (name[: dot.start()] for dot in re.finditer("[.]", name))
+        own = next((begin for begin in begins if begin not in taken), None)
+        found["^({})$" if own is None else "^({})[.]"].add(own or name)
+    return found
 
 
 def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[str]:

@@ -150,7 +150,9 @@ def test_what_a_source_does_not_say_is_said(tmp_path: Path) -> None:
         assert "optimizer.state.w.master" not in checkpoint
     # An object of a class of the writer's own is no value that every reader takes.
     source = run(tmp_path, thing=Call("package", "Thing"))
-    with pytest.warns(sw.ShardwiseWarning, match="1 value is not written, in a form that cannot be copied: 'thing'"):
+    with pytest.warns(
+        sw.ShardwiseWarning, match="1 value is not written, because a copy of it cannot be made: 'thing'"
+    ):
         sw.reshard_checkpoint(source, tmp_path / "thing.pt")
     assert "thing" not in tree_of(tmp_path / "thing.pt")
 

@@ -209,7 +209,7 @@ def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None
     assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step", "lr", "args.a"))]
     (text,) = report.warnings
     begins, advice = text.split("; ")
-    assert begins == "3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'"
+    assert begins == "3 values are not written, because 'hf' has no place for them: 'step', 'lr', 'args.a'"
     asked = advice.removeprefix("drop='").removesuffix("' says that this is wanted")
     assert sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "asked", to="hf", drop=asked, strict=True).tensors == 1
     made = Dcp()
@@ -220,7 +220,7 @@ def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None
     assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step",))]
     plan = sw.plan_checkpoint(folder, tmp_path / "two", to="hf")
     assert plan.warnings == (
-        "1 value is not written, without a place in 'hf': 'step'; drop='^(step)$' says that this is wanted",
+        "1 value is not written, because 'hf' has no place for it: 'step'; drop='^(step)$' says that this is wanted",
     )
     report = sw.reshard_checkpoint(folder, tmp_path / "kept", to="dcp")
     assert report.left_out == () == report.warnings
