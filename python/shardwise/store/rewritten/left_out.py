@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..._dtypes import bytes_for
@@ -106,6 +107,8 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
     '^(optimizer)[.]'
     >>> expression_for(["optim.groups.0.lr", "optim.groups.0.eps", "step"], ["optim.state.0.step"])
     '^(optim[.]groups)[.]|^(step)$'
+    >>> expression_for(["h.0.q._extra/0_1", "h.0.up._extra/0_1", "h.1.q._extra/0_1", "step"], ["h.0.q.weight"])
+    '(^|[./])(_extra|step)([./]|$)'
     >>> expression_for(["h.0.inv_freq", "h.1.inv_freq"], ["h.0.w"])
     '[.](inv_freq)$'
     >>> expression_for(["h.0.w", "h.1.w"], ["x.0.w", "h.0.b"])
@@ -119,6 +122,7 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
     for parts, is_numbered in (
         (_beginnings(names, rest), True),
         ({"[.]({})$": {name.rpartition(".")[2] for name in names}}, True),
+        (_words(names, rest), True),
         (_beginnings(*({re.sub("[0-9]+", "0", name) for name in each} for each in (names, rest))), False),
     ):
         if sum(map(len, parts.values())) > _MOST_ADVISED:
@@ -141,6 +145,18 @@ def _beginnings(names: Iterable[str], rest: Iterable[str]) -> dict[str, set[str]
         begins = (name[: dot.start()] for dot in re.finditer("[.]", name))
         own = next((begin for begin in begins if begin not in taken), None)
         found["^({})$" if own is None else "^({})[.]"].add(own or name)
+    return found
+
+
+def _words(names: Collection[str], rest: Iterable[str]) -> dict[str, set[str]]:
+    """Return, by form, common words between dots and slashes that no other name has; else whole names."""
+    taken = {word for name in rest for word in re.split("[./]", name)}
+    words = {name: {word for word in re.split("[./]", name) if re.search("[A-Za-z]", word)} - taken for name in names}
+    counts = Counter(word for own in words.values() for word in own)
+    found: dict[str, set[str]] = {"(^|[./])({})([./]|$)": set(), "^({})$": set()}
+    for name, own in words.items():
+        best = max(own, key=lambda word: (counts[word], not re.search("[0-9]", word), word), default=None)
+        found["^({})$" if best is None else "(^|[./])({})([./]|$)"].add(best or name)
     return found
 
 
