@@ -277,7 +277,7 @@ GENERAL = {
         lambda: FusedParameter("qk", ("q.w", "k.w")),
     ),
     "layout with a mesh": Advice(
-        "has a mesh of its own; name one of the deployment's",
+        "has a mesh of its own; name a mesh of the deployment",
         lambda: Deployment(4, {"m": MESH}, {".": deploy.DeploymentRule(CUT)}),
         lambda: Deployment(4, {"m": MESH}, {".": deploy.DeploymentRule(("x", None), mesh="m")}),
     ),

@@ -2,7 +2,7 @@
 
 For the plan, files with the model's own names and shapes and nothing in them, which take no room. For the conversion,
 random bytes in layers of the same kinds and shapes, of which there are fewer, with fewer experts and words. Without
-waiting for the disk, as `cp` does not wait either; from the page cache, and from files that are not in it.
+waiting for the disk, as `cp` does not wait either; from the page cache, and from the disk.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ def conversion(root: Path, kind: str, config: dict[str, Any], *, is_first: bool)
     source, target = root / "part", root / "out"
     _, nbytes = write(source, config, 4, empty=False)
     peak = 0
-    for where in ("from the page cache", "from files that are not in it")[: 2 if is_first else 1]:
+    for where in ("from the page cache", "from the disk")[: 2 if is_first else 1]:
         taken: dict[str, list[float]] = {"ours": [], "cp": []}
         for turn in range((TURNS if is_first else min(TURNS, 3)) + 1):
             for name, times in taken.items():
-                if where.startswith("from files"):
+                if where == "from the disk":
                     forget(source)
                 start = time.perf_counter()
                 if name == "ours":

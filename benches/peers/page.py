@@ -88,7 +88,7 @@ BRIEF = (
     ("merge", "merging 1 GiB of 8 column shards", "PyTorch"),
     ("merge", "merging 1 GiB of 8 column shards", "`cp`"),
     ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from the page cache", "`cp`"),
-    ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from files that are not in it", "`cp`"),
+    ("convert", "3.57 GiB of DeepSeek-V3's layers, FP8 with its scales, from the disk", "`cp`"),
     ("training", "780 MiB of ZeRO 3 on 8 ranks, to FSDP2 of 6", "`cp`"),
     ("training", "780 MiB of ZeRO 3 on 8 ranks, to DeepSpeed's universal checkpoint", "`ds_to_universal.py`"),
     ("readers", "a tensor of 1 GiB, read by S3", "fsspec"),

@@ -91,7 +91,7 @@ def _check_density(data: bytes, path: object, offset: int) -> None:
     if marks > _MANY and marks > len(data) // 8:
         raise ParseError(
             f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; "
-            "at most one byte in 8 may be one"
+            "at most one byte in 8 may be one of these"
         )
 
 

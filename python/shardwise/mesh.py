@@ -226,7 +226,8 @@ class DeviceMesh(Drawn):
 
         Args:
             names: an axis, or several; sub-axes as `"tp:(1)4"`.
-            through: the label of a device of the new mesh, the first device if left out; PyTorch takes the process's.
+            through: the label of a device of the new mesh; the first device if left out (in PyTorch, the device of the
+                process).
 
         Raises:
             MeshError: if the mesh has no such axis or device, or two of the axes overlap.

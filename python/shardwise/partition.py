@@ -224,7 +224,7 @@ class Partition(Tiling):
         return self._core.shard_id(self._mesh.index_of_label(device))
 
     def replica_id(self, device: Any) -> int:
-        """Say which of the devices that hold the same shard this one is, counted in device-index order.
+        """Return the number of a device among those that hold the same shard, in device-index order.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).replica_id("cpu:4")

@@ -142,7 +142,7 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
         return None
     if isinstance(layout, Tiling):
         if layout.shape != shape:
-            raise LayoutError(f"tensor {shown(path)} has shape {shape}, and its tiling {layout.shape}")
+            raise LayoutError(f"tensor {shown(path)} has shape {shape}, but its tiling has {layout.shape}")
         return layout
     instance(f"layouts[{shown(path)}]", layout, TensorLayout)
     assert isinstance(layout, TensorLayout)

@@ -67,7 +67,7 @@ COMMANDS = [
     ("state hf --tp 3", "`shardwise fits` says which sizes fit the model", ["fits hf", "state hf --tp 2"]),
     (
         f"{RESHARD} --to fsdp2",
-        "files for ranks need --mesh, which says what ranks there are, as in --mesh dp=8",
+        "files for ranks need --mesh, which states the ranks, as in --mesh dp=8",
         [f"{RESHARD} --to fsdp2 --mesh dp=8"],
     ),
     (
@@ -130,7 +130,7 @@ COMMANDS = [
     ),
     (
         f"{RESHARD} --dtype float16",
-        "--overflow saturate takes the largest instead, --overflow round what IEEE 754 says",
+        "--overflow saturate takes the largest value instead, --overflow round rounds as IEEE 754 says",
         [f"reshard hf {how} --no-sync --dtype float16 --overflow {how}" for how in ("saturate", "round")],
     ),
     (

@@ -470,16 +470,16 @@ def test_errors_come_last_equal_ones_together(capsys: pytest.CaptureFixture[str]
         count.split()[0]
     )
     assert said == [
-        "error: 'h.{0..2}.attn.c_attn.weight' has rank 2, the layout of its rule 'ln|c_attn.weight' has rank 3 "
+        "error: 'h.{0..2}.attn.c_attn.weight' has rank 2, but the layout of its rule 'ln|c_attn.weight' has rank 3 "
         "(3 tensors)",
-        "error: 'h.{0..2}.ln_1.bias' has rank 1, the layout of its rule 'ln|c_attn.weight' has rank 3 (3 tensors)",
+        "error: 'h.{0..2}.ln_1.bias' has rank 1, but the layout of its rule 'ln|c_attn.weight' has rank 3 (3 tensors)",
     ]
     described = tmp_path / "names.json"
     described.write_text(json.dumps({f"h.{i}.{kind}": [4, 4] for i in range(3) for kind in "kqv"}))
     rules.write_text("[rules]\n'h' = ['model']\n")
     lines = reported(capsys, described, "--mesh", "model=2", "--rules", rules, status=1)
     assert lines[-1] == (
-        "error: 'h.{0..2}.k' has rank 2, the layout of its rule 'h' has rank 1 "
+        "error: 'h.{0..2}.k' has rank 2, but the layout of its rule 'h' has rank 1 "
         "(the same of 'h.{0..2}.q' and 'h.{0..2}.v'; 9 tensors)"
     )
     assert not [line for line in lines if "each device holds" in line]

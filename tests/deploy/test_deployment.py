@@ -153,7 +153,7 @@ class TestRefusals:
         [
             ("layers.3.wq", (8, 4), r"'layers.3.wq': at\['pp'\]: the list stage has 3 entries, and none at 3"),
             ("layers.0.experts.7", (8, 4), r"at\['ep'\]: the list where has 4 entries, and none at 7"),
-            ("layers.0.wq", (8,), "'layers.0.wq' has rank 1, the layout of its rule .* has 2"),
+            ("layers.0.wq", (8,), "'layers.0.wq' has rank 1, but the layout of its rule .* has 2"),
             ("layers.0.wq", (7, 4), "'layers.0.wq': .*7"),
         ],
     )

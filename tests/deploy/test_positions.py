@@ -361,7 +361,7 @@ def test_listed_boxes_are_one_after_the_other() -> None:
         assert values[back].tolist() == own[::-1].tolist()
     with pytest.raises(LayoutError, match="no layout says how 'w' is cut, so its boxes have no numbers; locate says"):
         places.shards({"w": offsets})
-    with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(4, 4\), and its tiling \(4, 3\)"):
+    with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(4, 4\), but its tiling has \(4, 3\)"):
         positions_of({"w": tiling}, {"w": (4, 4)}).parameters("a")
     with pytest.raises(LayoutError, match="no tensor is on 'c'; the devices are"):
         places.parameters("c")

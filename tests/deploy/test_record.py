@@ -377,7 +377,7 @@ def test_mistakes_of_loaders_are_named(rank: int) -> None:
     assert turned.differences(rules) == {"o": "it is of shape (8, 4), not (4, 4)"}
     gone = recorded(lambda tensors, rank: {"qkv": as_the_rules(tensors, rank)["qkv"], "more": tensors["o"]}, rank)
     assert gone.differences(rules) == {
-        "more": "it was recorded, and the other side has none",
+        "more": "it was recorded, but the other side does not have it",
         "o": "it was not recorded",
         "norm": "it was not recorded",
     }

@@ -204,7 +204,7 @@ def refusals() -> None:
         ("src must be a numpy array without a mask", plan, np.ma.masked_array(good) if odd else good, {}),
         ("src must be a numpy array without a mask, or None, got list", plan, good.tolist() if odd else good, {}),
         ("out must be of shape (4, 2), got (2, 4)", plan, good, {"out": np.empty((2, 4), np.int64)} if odd else {}),
-        ("src is of dtype int64, out of dtype float64", plan, good, {"out": np.empty((4, 2))} if odd else {}),
+        ("src is of dtype int64, but out is of dtype float64", plan, good, {"out": np.empty((4, 2))} if odd else {}),
         ("src is of dtype |V0, whose elements cannot be sent", plan, np.empty((1, 8), "V0") if odd else good, {}),
         ("memory is 4611686018427387905; it must be", plan, good, {"memory": 2**62 + 1}),
         ("partial sums of dtype datetime64[s] do not add up", added, np.full((4, 8), RANK, "M8[s]"), {}),

@@ -371,7 +371,7 @@ def test_a_type_of_model_that_is_not_known_is_named(said: dict[str, Any]) -> Non
     assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]
     own = said.get("text_config", said)["model_type"]
     assert [one.why for one in answer.unknown] == [
-        f"its name is known, but not what it means where model_type is {own!r}"
+        f"its name is known, but its meaning is not where model_type is {own!r}"
     ]
 
 
@@ -471,7 +471,7 @@ def test_a_fused_weight_whose_order_matters_is_unknown() -> None:
     config["hidden_size"] = 128
     answer = fits_tensors(tensors, config, (2,))
     assert answer.sizes[0].verdict == "unknown"
-    assert "which of the two is not known" in answer.sizes[0].problems[0].why
+    assert "it is not known which of the two holds" in answer.sizes[0].problems[0].why
     # Phi-3 has one after the other; the two devices share the one block of the keys.
     assert known(tensors, {**config, "model_type": "phi3"}, 2) == {2: "shared"}
 

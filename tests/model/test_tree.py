@@ -147,7 +147,7 @@ def test_a_leaf_has_a_rank() -> None:
 
 
 def test_a_rank_that_the_layout_does_not_have() -> None:
-    with pytest.raises(LayoutError, match=r"'h/kernel' has rank 3, the layout of its rule 'kernel\$' has 2"):
+    with pytest.raises(LayoutError, match=r"'h/kernel' has rank 3, but the layout of its rule 'kernel\$' has 2"):
         rules().apply({"h": {"kernel": np.ones((1, 2, 4))}})
 
 

@@ -306,7 +306,7 @@ def test_modules_trained_whole_and_names_of_a_running_model_follow_too() -> None
     ("tensors", "said"),
     [
         ({"q.lora_A.weight": (2, 6)}, "the factor B of its adapter is missing"),
-        ({"q.lora_A.weight": (2, 6), "q.lora_B.weight": (8, 3)}, "do not have one rank"),
+        ({"q.lora_A.weight": (2, 6), "q.lora_B.weight": (8, 3)}, "have different ranks"),
         (
             {"c_attn.lora_A.weight": (2, 6), "c_attn.lora_B.weight": (8, 2)},
             "the shape of c_attn is out x in or, for GPT-2's Conv1D, in x out; nothing says which",

@@ -199,7 +199,7 @@ def test_parts_of_a_fused_weight_that_share_a_block_are_refused() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     logical = fp8(256, 256)
-    with refused(sw.LayoutError, "has 2 dims, but its layout 1"):
+    with refused(sw.LayoutError, "has 2 dims, but its layout has 1"):
         component_layouts(logical, over(2, "tp"))
     with refused(sw.LayoutError, "has no mesh"):
         component_layouts(logical, sw.TensorLayout(("tp", None)))

@@ -137,7 +137,7 @@ def test_a_spec_for_more_dims_than_a_tensor_has_is_reported() -> None:
     report = sw.LayoutMap.from_partition_rules([("a", ("x", "y"))], sw.DeviceMesh((2, 2), ("x", "y"))).report(
         {"a": (4,)}
     )
-    assert [str(one) for one in report.problems] == ["'a' has rank 1, the layout of its rule 'a' has rank 2"]
+    assert [str(one) for one in report.problems] == ["'a' has rank 1, but the layout of its rule 'a' has rank 2"]
 
 
 DIMS = ("batch", "length", "heads", "features")

@@ -236,7 +236,7 @@ class TestProblems:
     def test_ranks_that_differ(self) -> None:
         report = rules().report({"kernel": (4,), "a/kernel": (2, 4), "bias": (4,), "embedding": (8, 1)})
         assert report.rank_mismatches == (RankMismatch("kernel", "kernel$", 1, 2),)
-        assert report.warnings == ("'kernel' has rank 1, the layout of its rule 'kernel$' has rank 2",)
+        assert report.warnings == ("'kernel' has rank 1, but the layout of its rule 'kernel$' has rank 2",)
         assert report.tensors[0].num_shards is None
 
     def test_a_warning_is_one_line(self) -> None:

@@ -349,7 +349,7 @@ def test_what_is_loaded_is_cut_as_the_parameter_that_it_becomes(
 @pytest.mark.parametrize("tensor", NO_RULE)
 def test_what_no_rule_can_say_is_refused(tensor: LoadedTensor) -> None:
     with pytest.raises(
-        sw.LayoutError, match=r"of 'a\.b' \(\w+\), and cuts it so that no rule .*save_original_format=False"
+        sw.LayoutError, match=r"of 'a\.b' \(\w+\), and no rule for that tensor .*save_original_format=False"
     ):
         rules_of_loaded(PLAN, dict.fromkeys(tensor.parameters, (8, 4)), {"a.b": tensor}, "tp")
 

@@ -268,7 +268,7 @@ def test_a_table_has_up_to_512_rows(rows: int) -> None:
 def test_more_than_64_dims_or_axes_are_said_not_drawn(drawn: dict[str, Drawing]) -> None:
     partition = sw.TensorLayout((None,) * 65, MESH).partition((1,) * 65)
     drawing = Drawing(sw.draw(partition))
-    assert drawing.written() == ["65 dims are too many to draw; at most 64 are"]
+    assert drawing.written() == ["65 dims are too many to draw; at most 64 can be"]
     assert "70 axes are too many to draw" in drawn["mesh of 70 axes"].written()
     assert drawing.tiles == drawn["mesh of 70 axes"].tiles == []
 

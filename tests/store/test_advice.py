@@ -192,7 +192,7 @@ ADVICE = {
         lambda path: sw.reshard_checkpoint(sparse(path), path / "made", to="hf", drop="^sparse$", sync=False),
     ),
     "overflow": Advice(
-        "overflow='saturate' takes the largest instead, overflow='round' what IEEE 754 says",
+        "overflow='saturate' takes the largest value instead, overflow='round' rounds as IEEE 754 says",
         lambda path: reshard(path, dtype="float16"),
         lambda path: [reshard(path, how, dtype="float16", overflow=how) for how in ("saturate", "round")],
     ),

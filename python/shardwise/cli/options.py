@@ -168,7 +168,8 @@ def add_source_rules(command: Parser, source: str) -> None:
         "--source-rules",
         metavar="TOML",
         type=rules_path,
-        help=f"the rules file, or one of the package's, that {source} was rewritten by; its rewrites are undone first",
+        help=f"the rules file by which {source} was rewritten, or the name of one that comes with the package; its "
+        "rewrites are undone first",
     )
 
 
@@ -179,7 +180,8 @@ def add_bare_ranks(command: Parser, source: str) -> None:
         "--source-rules",
         metavar="TOML",
         type=rules_path,
-        help="with --source-mesh, the rules file, or one of the package's, by which the files are cut",
+        help="with --source-mesh, the rules file by which the files are cut, or the name of one that comes with the "
+        "package",
     )
 
 

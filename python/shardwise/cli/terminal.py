@@ -39,8 +39,8 @@ _OPTIONS = {
     "parameter_names": "--parameter-names",
     "source_layouts": "--source-mesh",
     "device_mesh is given": "--mesh is given",
-    "layouts with a mesh, which says what ranks there are; none was given": (
-        "--mesh, which says what ranks there are, as in --mesh dp=8"
+    "layouts with a mesh, which states the ranks; none was given": (
+        "--mesh, which states the ranks, as in --mesh dp=8"
     ),
     "mesh is missing, and": "--mesh is missing, and",
     "mesh is given, but layouts must say": "--mesh is given, but --rules must say",

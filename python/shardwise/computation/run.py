@@ -33,7 +33,7 @@ def checked_inputs(arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]], dty
         except (TypeError, ValueError) as error:
             raise LayoutError(f"arrays[{number}] cannot be of dtype {name}: {error}") from None
         if found[-1].shape != shape:
-            raise LayoutError(f"arrays[{number}] has the shape {found[-1].shape}, the input {shape}")
+            raise LayoutError(f"arrays[{number}] has the shape {found[-1].shape}, but the input has {shape}")
     return found
 
 

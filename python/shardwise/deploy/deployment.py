@@ -226,7 +226,7 @@ class Deployment(RuleBook, Drawn):
 
     @property
     def is_whole_elsewhere(self) -> bool:
-        """True if there is a default; without it no device holds a tensor that no rule matches."""
+        """True if there is a default; without one, a tensor that no rule matches is on no device."""
         return self._default is not None
 
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
@@ -374,7 +374,7 @@ class Deployment(RuleBook, Drawn):
     def parameters_of(
         self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even"
     ) -> list[LocalParameter]:
-        """Return the parameters that a device holds: what their shapes are, and which box of which tensor is where.
+        """Return the parameters that a device holds: their shapes, and the boxes of tensors in each.
 
         Args:
             device: its label.

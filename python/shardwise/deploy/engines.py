@@ -103,10 +103,11 @@ def sglang(
         redundant: redundant experts, placed as before any balancing.
         experts: the experts of each rank, in place of `redundant`; for each layer, if balanced.
         stages: the layers of each stage; otherwise SGLang's own split, in which further layers go to the last stages.
-        fuse_shared_experts: whether shared experts are stacked after the routed ones. If not given, as SGLang 0.5.23
-            does by default on CUDA (compute capability 8.0 or later): for DeepSeek-V3 (256 experts and a shared one),
-            GLM-4.5 and GLM-4.7-Flash, if `ep` is 1. It is `False` with `--disable-shared-experts-fusion`, with DeepEP,
-            with FlashInfer's TRT-LLM or CuteDSL kernels for experts, and on a CPU.
+        fuse_shared_experts: whether shared experts are stacked after the routed ones. If not given, they are stacked as
+            SGLang 0.5.23 does it by default on CUDA (compute capability 8.0 or later): for DeepSeek-V3 (256 experts and
+            a shared one), GLM-4.5 and GLM-4.7-Flash, if `ep` is 1. Give `False` with
+            `--disable-shared-experts-fusion`, with DeepEP, with FlashInfer's TRT-LLM or CuteDSL kernels for experts,
+            and on a CPU.
         world: labels of the devices, in the order of SGLang's ranks, (pp, tp).
 
     Raises:

@@ -112,7 +112,7 @@ class ExpertMap:
 
     @classmethod
     def of_physical(cls, physical_to_logical: Sequence[int], ep: int) -> ExpertMap:
-        """Return consecutive slots for each rank, of an engine's list from slots to experts, `physical_to_logical_map`.
+        """Return the map of an engine's `physical_to_logical_map`: the expert of each slot, rank after rank.
 
         >>> ExpertMap.of_physical([2, 0, 1, 2], ep=2).slots
         ((2, 0), (1, 2))
@@ -158,8 +158,8 @@ class ExpertMap:
 def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, nodes: int = 1) -> tuple[ExpertMap, ...]:
     """Return the maps `after` with the ranks' sets and slots permuted, so that the fewest experts move.
 
-    A balancer says which experts are together, and numbers the sets in any order; which rank has which set does not
-    matter to the load. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
+    A balancer says which experts are together, and numbers the sets in any order; the load does not depend on which
+    rank has which set. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
     that a rank keeps stay in their slots.
 
     Args:

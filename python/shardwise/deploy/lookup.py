@@ -208,7 +208,7 @@ class RuleLookup:
                     f"tensor {shown(path)} has rank {rank}, but the default layout needs rank {own} or more"
                 )
             rule = ", ".join(map(shown, self.matching(path)))
-            raise LayoutError(f"tensor {shown(path)} has rank {rank}, the layout of its rule {rule} has {own}")
+            raise LayoutError(f"tensor {shown(path)} has rank {rank}, but the layout of its rule {rule} has {own}")
         return layout
 
     def _made(self, found: TensorPlace, rank: int) -> TensorLayout | None:

@@ -42,7 +42,7 @@ ShardPlaces = tuple[tuple[tuple[Any, str, int], ...], ...]
 
 
 class Found(NamedTuple):
-    """The elements that a device holds in one parameter, of some elements of a tensor.
+    """The given elements of a tensor that a device holds in one parameter.
 
     Attributes:
         parameter: the name of the parameter.

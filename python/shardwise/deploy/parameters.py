@@ -204,7 +204,7 @@ def local_parameters(
         parameter, missing = lacking[alone]
         raise LayoutError(
             f"the parameter {shown(parameter)} of {shown(device)} is made of {shown(alone)} and {shown(missing)}, but "
-            f"{shown(missing)} is not among the tensors: give all that it is made of, or none of them"
+            f"{shown(missing)} is not among the tensors: give all of them, or none"
         )
     tensors = here
     if clashing := [name for name in found if name in tensors and name not in taken]:

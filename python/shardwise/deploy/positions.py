@@ -212,7 +212,7 @@ class Positions:
         """Write a device's part of a sparse change into its parameters; return the number of elements written.
 
         Nothing is written unless everything fits. On a CPU it is one pass over the offsets, without further memory, and
-        if an offset is given twice, its last value stays; on other devices PyTorch does not say which.
+        if an offset is given twice, its last value stays; on other devices PyTorch does not say which value stays.
 
         Args:
             device: its label.
@@ -260,7 +260,7 @@ class Positions:
         return count
 
     def origins(self, device: Any, parameter: str, at: Any) -> list[tuple[str, Offsets, Offsets]]:
-        """Return which elements of which tensors are at these positions of a parameter: the inverse of `locate`.
+        """Return the tensors and elements at these positions of a parameter: the inverse of `locate`.
 
         Args:
             device: the device's label.
@@ -268,8 +268,8 @@ class Positions:
             at: flat positions in the parameter, in any order.
 
         Returns:
-            For each tensor in the parameter that has some of them: its name, which of the positions, and the offset of
-            each in the whole tensor. A position in no tensor is padding.
+            For each tensor in the parameter that has some of them: its name, the indices in `at` of the positions that
+            it has, and their offsets in the whole tensor. A position in no tensor is padding.
 
         Raises:
             LayoutError: if the device has no such parameter.

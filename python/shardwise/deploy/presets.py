@@ -178,8 +178,8 @@ class _SGLang:
         refuse_stages(model, "sglang", pp)
         if pp > 1 and model.is_tied:
             raise LayoutError(
-                "the embedding and the output layer are tied: of several stages, SGLang's last has its own output "
-                "layer, or none. Give pp=1, or use shardwise.deploy.sglang, which says what each device holds"
+                "the embedding and the output layer are tied: with several stages, SGLang's last stage has its own "
+                "output layer or none. Give pp=1, or use shardwise.deploy.sglang, which says what each device holds"
             )
         if tp % ep:
             raise LayoutError(f"ep is {ep}, which does not divide tp, {tp}")

@@ -232,7 +232,9 @@ class Recording:
                 continue
             own, other = self.parameters.get(name), others.get(name)
             if own is None or other is None:
-                said[name] = "it was not recorded" if own is None else "it was recorded, and the other side has none"
+                said[name] = (
+                    "it was not recorded" if own is None else "it was recorded, but the other side does not have it"
+                )
             elif own.shape != other.shape:
                 said[name] = f"it is of shape {own.shape}, not {other.shape}"
             else:

@@ -107,7 +107,7 @@ class DeploymentRule:
     ) -> None:
         rule = LayoutRule(layout, uneven, shared, optional)
         if rule.layout.device_mesh is not None:
-            raise LayoutError(f"the layout {shown(rule.layout)} has a mesh of its own; name one of the deployment's")
+            raise LayoutError(f"the layout {shown(rule.layout)} has a mesh of its own; name a mesh of the deployment")
         set_field = object.__setattr__
         set_field(self, "layout", rule.layout)
         set_field(self, "uneven", rule.uneven)

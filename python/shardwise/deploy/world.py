@@ -36,7 +36,9 @@ def named_meshes(meshes: Any) -> dict[str, DeviceMesh]:
         raise TypeError(f"meshes must be a mesh, or a mapping from names to meshes, got {shown(meshes)}")
     for name, mesh in meshes.items():
         if not isinstance(name, str) or not name or name == WORLD:
-            raise LayoutError(f"meshes: {shown(name)} cannot be the name of a mesh; {WORLD!r} is that of all devices")
+            raise LayoutError(
+                f"meshes: {shown(name)} cannot be the name of a mesh; {WORLD!r} is the mesh of all devices"
+            )
         instance(f"meshes[{shown(name)}]", mesh, DeviceMesh)
     return dict(meshes)
 

@@ -148,7 +148,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise LayoutError(
-                f"tensors[{position}] has shape {shown(array.shape)} and dtype {array.dtype}, tensors[0] has "
+                f"tensors[{position}] has shape {shown(array.shape)} and dtype {array.dtype}, but tensors[0] has "
                 f"{arrays[0].shape} and {arrays[0].dtype}; all must have the same"
             )
     shape = layout.global_shape_from_local_shape(arrays[0].shape)

@@ -78,8 +78,8 @@ def run(
             plans, dtypes or `memory` differ between ranks.
 
     An error on one rank before anything is sent ends the call on all ranks: that rank raises its own error, the others
-    a LayoutError that names the rank and repeats the message. When something fails later, and on Ctrl-C, other ranks
-    may wait for messages that never come: the rank prints what happened and ends all ranks by `Abort`.
+    raise a LayoutError that names the rank and repeats the message. When something fails later, and on Ctrl-C, other
+    ranks may wait for messages that never come: the rank prints what happened and ends all ranks by `Abort`.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
@@ -279,7 +279,7 @@ def _checked(name: str, array: Array | None, shape: tuple[int, ...] | None, need
 
 def _common_dtype(src: Array | None, out: Array | None) -> np.dtype[Any] | None:
     if src is not None and out is not None and src.dtype != out.dtype:
-        raise TypeError(f"src is of dtype {src.dtype}, out of dtype {out.dtype}; they must be the same")
+        raise TypeError(f"src is of dtype {src.dtype}, but out is of dtype {out.dtype}; they must be the same")
     check_disjoint(out, src)
     return src.dtype if src is not None else None if out is None else out.dtype
 

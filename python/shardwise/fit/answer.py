@@ -105,7 +105,7 @@ class SizeFit(NamedTuple):
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """The evidence of the verdict, each item once; if not `"fits"`, that of the cuts with this verdict."""
+        """The evidence of the cuts with this verdict, each item once."""
         if self.tp * self.ep == 1 and self.verdict == "fits":
             return ("one rank, which has all tensors whole",)
         cuts = self.cuts if self.verdict == "fits" else [cut for cut in self.cuts if cut.verdict == self.verdict]

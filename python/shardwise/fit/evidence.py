@@ -20,7 +20,7 @@ __all__ = ["Judged", "is_of_elements", "judged", "number_of_experts", "odd_eleme
 
 #: The elements of weights that are not quantized.
 _FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
-_OTHER = "its name is known, but not what it means where model_type is {}"
+_OTHER = "its name is known, but its meaning is not where model_type is {}"
 #: Positions and masks, which are no weights.
 _INTEGERS = re.compile(r"(?:^|\.)(?:position_ids|num_batches_tracked|(?:masked_|causal_)?(?:bias|mask))$")
 _UNSTATED = ", and no quantization of it is stated (quantization_config of config.json)"
@@ -149,7 +149,7 @@ def _check_whole(tensor: LogicalTensor, last: str, model: _KnownModel) -> None:
     if last in ("gate", "router") and len(tensor.shape) == 2 and tensor.shape[0] != model.experts:
         known = f"{model.experts} experts" if model.experts else "no experts that are known"
         raise _UnknownError(
-            f"a router has a row for each expert, but it has {tensor.shape[0]} rows, and there are {known}"
+            f"a router has a row for each expert, but it has {tensor.shape[0]} rows, and {known} experts are known"
         )
 
 

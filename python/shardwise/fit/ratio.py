@@ -61,7 +61,7 @@ class RatioCut(NamedTuple):
     Attributes:
         dim: The dim that is cut.
         segments: For each device the segments of that dim that it has, each from its first element to one past its
-            last; of a fused tensor one for each part.
+            last; a fused tensor has one for each part.
     """
 
     name: str

@@ -106,12 +106,12 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
             return role._replace(expert="one")
         if rank == 3:
             return role._replace(expert="stacked")
-        return Role(None, unknown="of experts, a weight for each or a stack of three dims is known")
+        return Role(None, unknown="experts are only known as a weight for each or as a stack of three dims")
     dims = 3 if weight.cut == "channels" else 2
     return (
         role
         if rank == dims
-        else Role(None, unknown=f"it has {rank} dims, and by its name it would have {_WORDS[dims]}")
+        else Role(None, unknown=f"it has {rank} dims, but a weight of its name should have {_WORDS[dims]}")
     )
 
 

@@ -199,7 +199,7 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
         if worst != (other := _in_groups(tensor, dim, one.heads, tp)):
             why = (
                 f"if queries, keys and values are one after the other, it is {_SAID[worst]}; if they are in groups, "
-                f"one for each key-value head, it is {_SAID[other]}; which of the two is not known"
+                f"one for each key-value head, it is {_SAID[other]}; it is not known which of the two holds"
             )
             cuts = [cut._replace(verdict="unknown", why=why, padded=None, ceil=()) for cut in cuts]
     yield from cuts

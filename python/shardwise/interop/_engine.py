@@ -115,8 +115,8 @@ class RankRules(NamedTuple):
         theirs = tuple(parameter.shape)
         if theirs != held:
             raise LayoutError(
-                f"{shown(name)} has the shape {theirs} in the model, but {held} by {self.source} on rank {self.rank} "
-                f"of {self.ranks}: the engine cuts it differently"
+                f"{shown(name)} has the shape {theirs} in the model, but {self.source} gives it {held} on rank "
+                f"{self.rank} of {self.ranks}: the engine cuts it differently"
             )
         if not (parameter.is_floating_point() or str(parameter.dtype) == f"torch.{tensor.dtype}"):
             raise LayoutError(f"{shown(name)} is {parameter.dtype} in the model, and {tensor.dtype} in the file")
@@ -147,7 +147,7 @@ def fill(
             parts[name] = rules.partition_for(name, tensor, parameters[name])
         elif has_all_layers:
             raise LayoutError(
-                f"{rules.source} makes {shown(name)} of {checkpoint.path}, but the model has no such parameter"
+                f"{rules.source} makes {shown(name)} from {checkpoint.path}, but the model has no such parameter"
             )
     filled = {parameters[name].data_ptr() for name in parts}
     lacking = ((name, one) for name, one in parameters.items() if name not in parts and one.numel())

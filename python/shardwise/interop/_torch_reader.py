@@ -213,7 +213,7 @@ class CheckpointReader:
         value = source.value()
         if (other := _not_plain(value)) is not None:
             raise LayoutError(
-                f"{shown(name)} holds {other}; to read it, code that the file names would have to run: leave it out "
+                f"{shown(name)} holds {other}; reading it would run code that the file names: leave it out "
                 "of the state dict"
             )
         file = io.BytesIO()

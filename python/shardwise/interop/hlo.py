@@ -374,7 +374,7 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
 
 def _why(sharding: HloSharding) -> str:
     if sharding.kind == "maximal":
-        return f": device {sharding.device} alone holds the tensor, where in a layout every device holds a shard"
+        return f": device {sharding.device} alone holds the tensor, but in a layout every device holds a shard"
     return ", which leaves the cut to the program"
 
 

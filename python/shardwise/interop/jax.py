@@ -51,8 +51,9 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Return the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
-        LayoutError: if the layout names sub-axes that do not make up a whole axis in order, because JAX has none
-            (`layout.refined()` has none either); if a packed dim gives a device several segments.
+        LayoutError: if the layout names sub-axes that do not make up a whole axis in order, because JAX has no
+            sub-axes (`layout.refined()` gives the same layout without them); if a packed dim gives a device several
+            segments.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})

@@ -1,6 +1,6 @@
 """Megatron's rank offsets, with which `ShardedTensor.from_rank_offsets` says what a rank holds; needs no Megatron.
 
-`record_ranks` does: it is what Megatron-Bridge puts into the model of each rank, found by loading element numbers.
+`record_ranks` needs Megatron: it loads element numbers by Megatron-Bridge, to find what the model of each rank holds.
 
 For each dim that is cut, a rank gives `(axis, rank offset, fragmentation)`: which dim, which shard of it, and into how
 many it is cut; and a replica id. Every rank knows only its own offsets. There are no mesh axes, so reading offsets

@@ -38,7 +38,7 @@ def request(checkpoint: str, rules: str | None = None) -> list[tuple[str, Any]]:
 
     Args:
         checkpoint: the checkpoint's path or URL, which all ranks see.
-        rules: the rules of the engine's parameters, where the type of the model does not say which.
+        rules: the rules of the engine's parameters, needed if several are for the type of the model, or none.
     """
     import torch
 

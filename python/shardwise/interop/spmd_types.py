@@ -112,7 +112,7 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
             if not -dims <= kind < dims:
                 raise LayoutError(f"axis {shown(name)} is S({kind}), but the tensor has {dims} dims")
             if spec is not None:
-                raise LayoutError(f"axis {shown(name)} is S({kind}), and there is a spec too; V is for the axes of one")
+                raise LayoutError(f"axis {shown(name)} is S({kind}), but with a spec its axes must be V")
             cut.setdefault(kind % dims, []).append(name)
         elif kind != "V" and name in placed:
             raise LayoutError(f"axis {shown(name)} is {kind}, but the spec has it too")

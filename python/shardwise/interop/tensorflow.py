@@ -56,7 +56,7 @@ def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
     """Return the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
 
     Raises:
-        LayoutError: if the layout is a parted one of TensorFlow's, or states no cuts: `MATCH`, or a single device.
+        LayoutError: if the layout is a parted layout of TensorFlow, or states no cuts: `MATCH`, or a single device.
         MeshError: if the mesh has no axes.
         TypeError: if the value is neither a mesh nor a layout.
 

@@ -5,11 +5,11 @@ Placements take effect in mesh order, so a dim that is cut by several axes is cu
 Another order needs `_StridedShard(dim, split_factor=…)`: later axes of the mesh, which come before this one in the
 order, cut the dim into `split_factor` pieces, and this axis cuts each of them.
 
-It can also express packed dims whose parts are equal segments: of a fused gate and up projection, the axis cuts two.
+It can also express packed dims whose parts are equal segments: the axis cuts both of a fused gate and up projection.
 And if the factor ends within a later axis, one sub-axis of that axis cuts before this axis, and one after it.
 
 Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot
-express `Partial` of another operation than the sum, nor a `split_factor` at which no sub-axes of later axes end.
+express `Partial` of another operation than the sum, or a `split_factor` that is no product of later axes and sub-axes.
 
 Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven rule `"chunk"`. Where strided shards
 meet dims that do not divide, PyTorch assigns some ranks different elements than `"chunk"` over the axis tuple would,
@@ -150,8 +150,8 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
 
     The tensors share the memory of the shards: nothing is copied. PyTorch has no read-only tensors: for a read-only
     shard it gives a tensor that must not be written to, and warns. With
-    `to_torch_placements(to_placements(sharded.layout))` the tensors are what `DTensor.from_local` takes; it assumes
-    that every rank's tensor is as large as its own unless it is given the global shape and stride.
+    `to_torch_placements(to_placements(sharded.layout))` the tensors are what `DTensor.from_local` takes; give
+    it the global shape and stride too, because it otherwise assumes that the tensors of all ranks are equally large.
 
     Raises:
         LayoutError: if PyTorch would give a rank different elements from the partition's.

@@ -88,8 +88,8 @@ def tp_rules_of(
         The rules; the tensors that transformers does not load; the plan's entries that name nothing in this model.
 
     Raises:
-        LayoutError: if transformers does not have the model or a plan for it, or if a parameter that it cuts is made
-            from none of the tensors, or from one of which a rank's share is not a box.
+        LayoutError: if transformers does not have the model or a plan for it, if a parameter that it cuts is made from
+            none of the tensors, or if a rank's share of the tensor that makes it is not a box.
     """
     model = _model(config)
     plan = _plan(model, config)

@@ -4,9 +4,9 @@ With the load format each rank reads its own slices of a checkpoint of any forma
 
 `vllm serve MODEL --load-format shardwise` loads what is in the folder of the model; with
 `--model-loader-extra-config '{"checkpoint": "s3://bucket/step-900"}'` the weights of another checkpoint, of any format
-that `open_checkpoint` opens, under the names of Hugging Face. `"rules"` names the rules, where the type of the model
-does not say which. Each parameter is filled by the rules of its family, which were compared with vLLM's own loaders; a
-model with a parameter that would not be filled exactly is refused before anything is read. Quantized models, and
+that `open_checkpoint` opens, under the names of Hugging Face. `"rules"` names the rules, if several are for the type
+of the model, or none. Each parameter is filled by the rules of its family, which were compared with vLLM's own loaders;
+a model with a parameter that would not be filled exactly is refused before anything is read. Quantized models, and
 experts that are placed whole (`--enable-expert-parallel`), are not loaded.
 
 `record_ranks` makes vLLM's own model for each rank, on a CPU and without weights, and loads element numbers into it.

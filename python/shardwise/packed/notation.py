@@ -134,7 +134,7 @@ class _NotationReader:
             if found is not None:
                 self._at = found.end()
                 if cut:
-                    raise LayoutError(f"{shown(self._text)}: two factors of one part are cut; at most one may be")
+                    raise LayoutError(f"{shown(self._text)}: two factors of one part are cut; at most one may be cut")
                 options = _options(found["options"], size)
                 cut = {"cut": len(factors), "axes": tuple(found["axes"].split("+")), **options}
             if self._text[self._at : self._at + 1] not in (" ", ")", "\t", "\n", ""):
@@ -188,7 +188,7 @@ class _NotationReader:
             return self._value(expression), 1
         if self._unknown not in (None, unknown[2]):
             raise LayoutError(
-                f"{shown(self._text)}: {self._unknown} and {unknown[2]} are both unknown; at most one may be"
+                f"{shown(self._text)}: {self._unknown} and {unknown[2]} are both unknown; at most one may be unknown"
             )
         self._unknown = unknown[2]
         return None, int(unknown[1] or 1)

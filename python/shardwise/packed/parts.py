@@ -168,7 +168,7 @@ class PackedDim:
     def segments(self, n: int) -> Iterator[Segment]:
         """Yield the segments of a dim of `n` elements, each of one tensor, in the order in which they are packed.
 
-        Each is the tensor's name, where the segment begins in it, where in the dim, and its length.
+        Each is the tensor's name, the segment's start in the tensor, its start in the dim, and its length.
 
         Raises:
             LayoutError: if a part does not name its tensor, or the parts do not add up to `n`.
@@ -264,7 +264,7 @@ def part(
         pad_each: whether every shard is padded to a multiple of `pad_to`.
         name: the tensor that the part holds, for plans between orders.
         blocks: instead of a name, the tensors that make up the last factor, one after the other, with their sizes; if
-            that factor is unknown, their sizes are multiples of the unknown, `ratio` in all.
+            that factor is unknown, their sizes are multiples of the unknown that add up to `ratio`.
 
     Raises:
         LayoutError: if there is no such factor, a size is negative, or names and blocks do not fit.

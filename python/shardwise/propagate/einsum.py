@@ -190,7 +190,7 @@ def einsum(
     """Return the layout of an einsum's result, the moves before and after it, and the work of each device.
 
     Args:
-        text: the einsum, such as `"bsd,df->bsf"`: letters for the dims of one or two operands, and the result's.
+        text: the einsum, such as `"bsd,df->bsf"`: letters for the dims of one or two operands and of the result.
         shapes: the shape of each operand, in elements.
         mesh: the mesh; may be left out if a layout has one.
         dtype: the dtype of operands and result, by which bytes are counted.

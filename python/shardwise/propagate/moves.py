@@ -100,7 +100,7 @@ class Moves:
 
         def move(at: int, before: Specs, after: Specs, over: tuple[str, ...] = (), implied: bool = False) -> Move:
             if implied:
-                why = "A part of a dim that only one side of the reshape has cannot stay cut."
+                why = "A part of a dim cannot stay cut if only one side of the reshape has it."
             elif reasons is None:
                 parts = {"output": "result", "constraint": "constraint"}
                 what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"

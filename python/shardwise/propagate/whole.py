@@ -83,7 +83,7 @@ class Propagation(Drawn):
 
     @cached_property
     def in_order(self) -> tuple[Move, ...]:
-        """All moves in the order of the ops, those with nothing to receive, such as slices, included."""
+        """All moves in the order of the ops, including those with nothing to receive, such as slices."""
         return tuple(self._moves.of(self._flow))
 
     @cached_property

@@ -97,9 +97,9 @@ def _described(
     up = shapes.get("B") or shapes.get("out") or shapes.get("embedding_B")
     if down is None or up is None or len(down) < 2 or len(up) != len(down):
         missing = "A" if down is None else "B"
-        return (0, 0), {}, f"the factor {missing} of its adapter is missing, or of another number of dims"
+        return (0, 0), {}, f"the factor {missing} of its adapter is missing, or has another number of dims"
     if down[0] != up[1]:
-        return (0, 0), {}, f"its factors {down} and {up} do not have one rank"
+        return (0, 0), {}, f"its factors {down} and {up} have different ranks"
     rest = len(down) - 2
     module = one.weight.removesuffix(".weight").rpartition(".")[2]
     if "embedding_A" in shapes:  # The product is transposed: its columns are the vocabulary.

@@ -88,7 +88,7 @@ def component_layouts(
     [[(0, 1), (1, 2)], [(1, 2), (2, 3)]]
     """
     if layout.rank != len(tensor.shape):
-        raise LayoutError(f"{shown(tensor.name)} has {len(tensor.shape)} dims, but its layout {layout.rank}")
+        raise LayoutError(f"{shown(tensor.name)} has {len(tensor.shape)} dims, but its layout has {layout.rank}")
     if layout.device_mesh is None:
         raise LayoutError(f"{shown(tensor.name)}: its layout {shown(layout)} has no mesh")
     along = tuple(component.along for component in tensor.components)

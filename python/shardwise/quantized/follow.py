@@ -182,7 +182,7 @@ def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
 def _sharded(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
     """Return the layout of a factor: its rank dim, which the weight lacks, is cut by the axes of the other dim."""
     if layout.rank != 2:
-        raise LayoutError(f"{shown(logical.name)} has 2 dims, but its layout {layout.rank}")
+        raise LayoutError(f"{shown(logical.name)} has 2 dims, but its layout has {layout.rank}")
     rows, columns = layout.axes
     by_rows, by_columns = (_axes_of(spec) for spec in (rows, columns))
     is_down = logical.components[0].along[0].of is None

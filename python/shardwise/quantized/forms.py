@@ -149,8 +149,8 @@ def find_components(
             method.
         read: gives the bytes of a tensor, or `None`. It is called for small tensors only, whose values state what
             shapes do not: `g_idx` of GPTQ, `weight_shape` of packed integers, the `quant_state` of bitsandbytes.
-            Without these values, groups are taken to be in order only if `desc_act` is false, and the last word to be
-            full.
+            Without these values, groups are taken to be in order only if `desc_act` is false, and the last word is
+            taken to be full.
 
     Raises:
         ParseError: if a scale is missing, a shape does not agree with the weight and the blocks that the configuration

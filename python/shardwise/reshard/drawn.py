@@ -46,7 +46,7 @@ def plan_picture(plan: HasTransfers, dtype: npt.DTypeLike = np.float32) -> Pictu
     count, itemsize = len(plan), itemsize_of(dtype)
     transfers = counted(count, "transfer")
     if count > _MOST_TRANSFERS:
-        view = View((f"{transfers}, too many to draw who sends to whom",), ())
+        view = View((f"{transfers}, which are too many to draw",), ())
         return replace(picture, views=(*picture.views, view), about=f"{picture.about} {transfers}.")
     senders, receivers = _HolderGroups(plan.src), _HolderGroups(plan.dst)
     sent, kept = (_volumes(boxes, senders, receivers, itemsize) for boxes in (plan.transfers, plan.kept))
@@ -62,7 +62,7 @@ def plan_picture(plan: HasTransfers, dtype: npt.DTypeLike = np.float32) -> Pictu
     given = [sum(row) for row in sent]
     gotten = [sum(column) for column in zip(*sent, strict=True)]
     panel = Panel("", senders.side("from", "sends", given), receivers.side("to", "gets", gotten), tiles)
-    scale = (f"bytes from each holder to each, the stronger the shade the more, up to {bytes_text(most)}",) * bool(most)
+    scale = (f"bytes from each holder to each; a stronger shade means more, up to {bytes_text(most)}",) * bool(most)
     return replace(
         picture,
         about=f"{picture.about} {caption}.",

@@ -54,6 +54,6 @@ def check_packed(src: Tiling, dst: Tiling) -> None:
         one, two = segments_of(before, src.shape[dim]), segments_of(other, dst.shape[dim])
         if one.keys() != two.keys() or any(not np.array_equal(one[name], two[name]) for name in one):
             raise LayoutError(
-                f"src packs dim {dim} as {shown(str(before))}, dst as {shown(str(other))}: the shape is the same, but "
-                "not the tensors and their order; plan_refit goes from one order to another"
+                f"src packs dim {dim} as {shown(str(before))}, but dst packs it as {shown(str(other))}: the "
+                "shape is the same, but not the tensors and their order; plan_refit goes from one order to another"
             )

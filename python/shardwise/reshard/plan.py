@@ -66,7 +66,7 @@ class ReshardPlan(Transfers):
                 own are numbered in each tiling.
 
         Raises:
-            LayoutError: if there is no such holder, or two.
+            LayoutError: if there is no such holder, or there are two.
 
         A program runs without the others; `Program` says why there is no deadlock.
 

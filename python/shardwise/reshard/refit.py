@@ -47,7 +47,7 @@ class RefitPlan(Drawn):
         sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
         names = [[name for name, _ in side] for side in sides]
         if set(names[0]) != set(names[1]):
-            raise LayoutError(f"src has the tensors {shown(names[0])}, dst {shown(names[1])}")
+            raise LayoutError(f"src has the tensors {shown(names[0])}, but dst has {shown(names[1])}")
         # Copies: the caller's mapping may change.
         self._src, self._dst = (side if isinstance(side, Partition) else dict(side) for side in (src, dst))
         self._plans = _planned(_frozen(self._src), _frozen(self._dst))

@@ -123,7 +123,7 @@ class RuleBook:
     def placed_alike(self, paths: Sequence[str], rank: int) -> Iterator[tuple[Placed, Sequence[int]]]:
         """Yield the places of names that differ in digits only, each with the positions of its names.
 
-        A deployment has millions of such names on few places, and finds these at once.
+        A deployment may have millions of such names but few places, and finds the names of a place together.
 
         Raises:
             LayoutError: as `placed`.

@@ -167,7 +167,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         if layout.rank != rank:
             rule = ", ".join(map(shown, self.matching_rules(path)))
             raise LayoutError(
-                f"the array at {shown(path)} has rank {rank}, the layout of its rule {rule} has {layout.rank}"
+                f"the array at {shown(path)} has rank {rank}, but the layout of its rule {rule} has {layout.rank}"
             )
         return layout
 
@@ -360,7 +360,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         r"""Return the rules as an ordered list: pairs of a regular expression and the axes of each dim.
 
         `PartitionSpec(*axes)` is the spec of each, unless it has packed dims or sub-axes, which JAX does not have;
-        `shardwise.interop.jax.to_partition_rules` makes these.
+        `shardwise.interop.jax.to_partition_rules` makes the specs.
 
         Raises:
             LayoutError: if a layout has unreduced axes, or a rule an uneven rule of its own.

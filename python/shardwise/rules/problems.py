@@ -37,7 +37,8 @@ class RankMismatch:
     def __str__(self) -> str:
         if self.rule is None:
             return f"{self.name!r} has rank {self.rank}, but the default layout needs rank {self.layout_rank} or more"
-        return f"{self.name!r} has rank {self.rank}, the layout of its rule {self.rule!r} has rank {self.layout_rank}"
+        of_rule = f"the layout of its rule {self.rule!r} has rank {self.layout_rank}"
+        return f"{self.name!r} has rank {self.rank}, but {of_rule}"
 
 
 @dataclass(frozen=True)

@@ -255,8 +255,8 @@ def _axes_in_file(
         if undone is None:
             whole = ", ".join(map(shown, tensor.parameters))
             raise LayoutError(
-                f"transformers makes {whole} of {shown(name)} ({step}), and cuts it so that no rule for that tensor "
-                "says what a rank has; save the model by save_pretrained(…, save_original_format=False) and make the "
+                f"transformers makes {whole} of {shown(name)} ({step}), and no rule for that tensor can say how "
+                "it cuts the result; save the model by save_pretrained(…, save_original_format=False) and make the "
                 "rules from that folder, which has the names of the parameters in memory"
             )
         items = undone

@@ -110,7 +110,7 @@ def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str =
     """
     rank = max(len(tiling.shape) for tiling in tilings)
     if rank > _MOST_DIMS:
-        text = f"{rank} dims are too many to draw; at most {_MOST_DIMS} are"
+        text = f"{rank} dims are too many to draw; at most {_MOST_DIMS} can be"
         return Picture("tiling", text, (View((text,), ()),))
     grids: list[Cells | None] = [_cells(tiling) for tiling in tilings]
     # Tilings of one shape are drawn over the same dims.

@@ -402,7 +402,7 @@ def test_ranges_of_shared_blocks_are_read(is_mapping: bool, tmp_path: Path) -> N
             assert plan.nbytes == 192 * 2 + 2 * 4
         if is_mapping:
             wrong = {"up.weight": layouts["up.weight_scale_inv"], "up.weight_scale_inv": layouts["up.weight_scale_inv"]}
-            with refused(sw.LayoutError, "tensor 'up.weight' has shape (768, 2), and its tiling (6, 1)"):
+            with refused(sw.LayoutError, "tensor 'up.weight' has shape (768, 2), but its tiling has (6, 1)"):
                 device_reads(checkpoint, wrong, "cpu:0")
 
 

@@ -64,8 +64,8 @@ class Ranks:
             differ between the two.
         TypeError: if a size is not an integer.
 
-    Dense tensors are on a mesh of pp, dp, cp and tp, experts on one of pp, edp, ep and etp; both are views of the same
-    ranks. The rules are those of `megatron/core/parallel_state.py`.
+    Dense tensors are on a mesh of pp, dp, cp and tp, experts are on one of pp, edp, ep and etp; both are views of the
+    same ranks. The rules are those of `megatron/core/parallel_state.py`.
 
     >>> ranks = Ranks(16, tp=2, pp=2, ep=4, etp=1)
     >>> ranks.dense

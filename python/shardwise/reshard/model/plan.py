@@ -111,7 +111,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     @property
     def devices(self) -> tuple[Any, ...]:
-        """The labels of all devices, each once: those of the source in the order of its world, then the destination's.
+        """The labels of all devices, each once: first those of the source, in the order of its world.
 
         Those that hold nothing are there too, so process number `rank` is `devices[rank]`. The world is that of a
         deployment, or the mesh of a layout map; other mappings have the holders of their tensors, in that order.

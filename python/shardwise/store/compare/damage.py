@@ -53,7 +53,7 @@ class VerifyReport:
         tensors: The number of the checkpoint's tensors.
         bytes: The bytes of all tensors, which were all read.
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its structure is
-            verified, and that all of it can be read.
+            verified, and whether all of it can be read.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, because their kind is not supported.
         damaged: All damage that was found.

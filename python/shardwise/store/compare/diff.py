@@ -96,9 +96,8 @@ class Differences(list[Difference]):
     """The differences of two checkpoints; equal to any list that has the same ones.
 
     Attributes:
-        left_out: What is not compared: tensors that the rewrites drop, values that are not tensors and that are not
-            equal numbers or texts of both, files next to either checkpoint that are not read, and what the call left
-            out.
+        left_out: What is not compared: tensors that the rewrites drop; values that are not tensors, except equal
+            numbers and texts; files next to either checkpoint that are not read; and what the call left out.
         totals: What is compared of each checkpoint: the tensors and bytes of its weights and of each kind of state.
     """
 

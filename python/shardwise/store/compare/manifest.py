@@ -15,7 +15,7 @@ __all__ = ["manifest_of"]
 
 
 def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manifest:
-    """Return which files of a checkpoint hold which boxes of which tensors, according to its metadata.
+    """Return the boxes of tensors that each file of a checkpoint holds, according to its metadata.
 
     Args:
         checkpoint: an open checkpoint; no tensor is read.

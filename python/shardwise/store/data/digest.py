@@ -123,7 +123,7 @@ def digest(
         shape: The tensor's shape.
         box: The part, of the array's shape: a slice per dim.
         pieces: The parts of the array and their places, as `Partition.pieces` and `Tiling.pieces` give them.
-        offsets: The flat position in the tensor of each element of the array, none twice: for a change of few
+        offsets: The flat position in the tensor of each element of the array, without repetitions: for a change of few
             elements, `new = old + digest(after, …) - digest(before, …)`.
         threads: The number of threads, on the CPU; one per core if left out.
 

@@ -158,8 +158,8 @@ def read_datasets(
         unknown = [number for number, _ in each.filters if number not in (_DEFLATE, _SHUFFLE, _FLETCHER32)]
         if unknown:
             unreadable[name] = (
-                f"{file.path}: {shown(name)} is stored with HDF5's filter {unknown[0]}, which is not read; gzip, "
-                "shuffle and fletcher32 are"
+                f"{file.path}: {shown(name)} is stored with HDF5's filter {unknown[0]}, which is not read; "
+                "the filters that are read are gzip, shuffle and fletcher32"
             )
             continue
         tensors[name] = _tensor(file, each, dtype)

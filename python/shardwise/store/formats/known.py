@@ -87,8 +87,8 @@ _TENSORFLOW = r".*\.data-\d+-of-\d+|saved_model\.pb"
 _BY_TENSORFLOW = (
     "is a checkpoint of TensorFlow; after reader = tf.train.load_checkpoint(PREFIX), save_checkpoint(PATH, {name: "
     "reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name != "
-    "'_CHECKPOINTABLE_OBJECT_GRAPH'}) makes a checkpoint of it; PREFIX is what its files begin with, in a SavedModel "
-    "variables/variables"
+    "'_CHECKPOINTABLE_OBJECT_GRAPH'}) makes a checkpoint of it; the names of its files begin with PREFIX, which is "
+    "variables/variables in a SavedModel"
 )
 #: Bare files of ranks. Nothing in them says how tensors are cut; they have this format if the caller gives layouts.
 BY_LAYOUTS = Form("ranks by rules", lambda _: False, "by_rules")
@@ -178,8 +178,8 @@ FORMS: list[Form] = [
     Form(
         "ranks (unfinished)",
         lambda candidate: "shardwise.json" not in candidate.names and candidate.matching(RANK_FILE),
-        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was "
-        "interrupted, or the copy was",
+        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it, or "
+        "the copy, was interrupted",
     ),
     Form(
         "vllm",
@@ -235,8 +235,8 @@ FORMS: list[Form] = [
         "gguf",
         _file(magic=b"GGUF"),
         refusal="is a GGUF file, as used by llama.cpp, whose blocks of weights are not read; open the model that it "
-        "was made from, or what save_pretrained of transformers writes after from_pretrained(FOLDER, gguf_file=NAME, "
-        "quantization_config=GgufConfig(dequantize=True))",
+        "was made from; or load it with from_pretrained(FOLDER, gguf_file=NAME, quantization_config="
+        "GgufConfig(dequantize=True)) of transformers, and open what its save_pretrained writes",
     ),
     Form(
         "flax",

@@ -43,7 +43,7 @@ class Learned:
     Attributes:
         text: A rules file, in TOML; each of its rewrites was carried out, and the result compared.
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
-        unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
+        unused: The tensors of the first that are in no tensor of the second; the rules drop them, unless tensors are
             unexplained.
         doubtful: The tensors of the second for which several tensors of the first, with equal elements, are possible;
             the one with the most similar name was taken.

@@ -126,8 +126,8 @@ def lost_text(name: str, dtype: Dtype, lost: int, overflow: Overflow) -> str:
     limit = shown(float(_largest(dtype.numpy())))
     beyond = f"{'1 value is' if lost == 1 else f'{lost} values are'} beyond the range of {dtype.name}"
     became = {
-        "refuse": "; overflow='saturate' takes the largest instead, overflow='round' what IEEE 754 says",
-        "saturate": f"; the largest, of the same sign, {'is in its place' if lost == 1 else 'is in their place'}",
+        "refuse": "; overflow='saturate' takes the largest value instead, overflow='round' rounds as IEEE 754 says",
+        "saturate": f"; {'it became' if lost == 1 else 'they became'} the largest value of the same sign",
         "round": f"; {'it became' if lost == 1 else 'they became'} infinite, or NaN",
     }[overflow]
     return f"tensor {shown(name)}: {beyond} (up to {limit}){became}"

@@ -822,7 +822,7 @@ def test_databases_that_lie(tmp_path: Path) -> None:
         base.manifest(0, leaf, files=[outside])
         refused("outside its own folder")
     base.manifest(1, leaf)
-    refused("the height is not the 1 that the tree says")
+    refused("the height is not the one in the tree, 1")
     base.manifest(99, leaf)
     refused("a tree of height 99")
     base.manifest(0, (0, 10**6))

@@ -276,7 +276,9 @@ class _RankFiles:
         """Add states by the numbers of their parameters, which count through the groups, in the order of the model."""
         container = rank.container
         if len({parameter.dtype for parameter, _ in parameters}) > 1:
-            raise not_read(rank.path, "its parameters are of several dtypes, and the optimizer's have numbers only")
+            raise not_read(
+                rank.path, "its parameters are of several dtypes, and those of its optimizer only have numbers"
+            )
         for number, group in enumerate(groups):
             own = [each for each in parameters if _decays(each[0]) == group.decays]
             numbers = group.numbers or []

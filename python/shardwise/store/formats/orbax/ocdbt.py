@@ -244,7 +244,7 @@ class OcdbtStore:
             raise ParseError(f"{self.folder}: the data file {shown(str(path))} does not exist") from None
         node = _Node(read_node(data, _BTREE_MAGIC, where), where, path)
         if node.byte() != height:
-            raise node.error(f"the height is not the {height} that the tree says")
+            raise node.error(f"the height is not the one in the tree, {height}")
         files = self._file_table(node, place.transitive)
         count = node.number()
         if height:

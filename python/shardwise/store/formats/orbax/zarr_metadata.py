@@ -72,7 +72,7 @@ def array_of_version_2(name: str, said: dict[str, Any], error: MakeError, unsupp
     compressor = said.get("compressor")
     kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
     if kind is not None and kind not in COMPRESSORS:
-        raise unsupported(f"the compressor {shown(kind)} is not supported; {', '.join(COMPRESSORS)} are")
+        raise unsupported(f"the compressor {shown(kind)} is not supported; supported are {', '.join(COMPRESSORS)}")
     separator, order = said.get("dimension_separator", "."), said.get("order")
     if separator not in (".", "/") or order not in ("C", "F"):
         raise error(f"dimension_separator {shown(separator)}, order {shown(order)}")
@@ -111,7 +111,7 @@ def array_of_version_3(name: str, said: dict[str, Any], error: MakeError, unsupp
         raise unsupported(f"the data_type {shown(text)} is not supported")
     grid, configuration = _named(said.get("chunk_grid"))
     if grid != "regular":
-        raise unsupported(f"the chunk_grid {shown(grid)} is not supported; regular is")
+        raise unsupported(f"the chunk_grid {shown(grid)} is not supported; it must be regular")
     shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
     key = _keys3(name, said.get("chunk_key_encoding"), unsupported)
     codecs = said.get("codecs")

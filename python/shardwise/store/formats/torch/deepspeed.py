@@ -345,7 +345,7 @@ class _StepFolder(Rows):
         for name, (container, saved) in self._experts.items():
             if name in self.weights or (name in self.cuts and self.cuts[name].local != (saved.shape,)):
                 raise ParseError(
-                    f"{container.file.path}: {shown(name)} is a weight of {first.path.name} too, or of another shape "
+                    f"{container.file.path}: {shown(name)} is a weight of {first.path.name} too, or has another shape "
                     "than param_shapes says"
                 )
             self.weights[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))

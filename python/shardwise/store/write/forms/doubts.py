@@ -103,5 +103,5 @@ def doubts_about_optax(names: Iterable[str]) -> list[str]:
         return []
     return [
         f"states keep the names that optax has for them, which PyTorch's optimizers and torchtitan do not look for: "
-        f"{names_text(kinds)}; a file that is written with --to torch first has PyTorch's names, and becomes DCP"
+        f"{names_text(kinds)}; write a file with --to torch first, which has PyTorch's names, and make the DCP of it"
     ]

@@ -193,7 +193,7 @@ def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
             found[at] = dim
     if specs is None:
         raise LayoutError(
-            f"tensor {shown(tensor.name)} is cut in a way that DTensors are not: each axis of the mesh must cut one "
+            f"tensor {shown(tensor.name)} is cut in a way that a DTensor cannot be: each axis of the mesh must cut one "
             'dim, into even parts or with uneven = "ceil"; default = { axes = ["fsdp"], uneven = "ceil" } is FSDP2\'s'
         )
     return tuple(found)

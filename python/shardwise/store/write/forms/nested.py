@@ -221,8 +221,8 @@ def _optimizer(
         groups = [_FoundGroup(group.values, in_order(group.params)) for group in groups_by_name(said)]
         if len(groups) > 1:
             doubts.append(
-                f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
-                "their parameters: load it into an optimizer whose groups have the parameters of "
+                f"the source does not state the order of the {len(groups)} groups of {shown(key)}, nor that "
+                "of their parameters: load it into an optimizer whose groups have the parameters of "
                 f"{'param_shapes' if form == 'universal' else 'param_names'}, in this order"
             )
     if not groups:

@@ -36,7 +36,7 @@ def file_ranks(layouts: Placing, wanted: Sequence[CutTensor]) -> FileRanks:
         return FileRanks(layouts.world.labels(), layouts.meshes or {"world": layouts.world})
     meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
     if not meshes:
-        raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
+        raise LayoutError("files for ranks need layouts with a mesh, which states the ranks; none was given")
     if len(meshes) > 1:
         raise LayoutError(
             f"the layouts have {len(meshes)} meshes, so nothing says which rank a device is; a Deployment does"

@@ -244,7 +244,7 @@ class CheckpointTables:
         return self.sections[section].nbytes // (8 * len(TABLES[section]._fields))
 
     def rows(self, section: str, begin: int, end: int) -> npt.NDArray[np.void]:
-        """Return the rows of a table from one to another."""
+        """Return the rows of a table from one row to another."""
         width = len(TABLES[section]._fields)
         return table_of(section, self.numbers(section, width * begin, width * end))
 

@@ -356,4 +356,4 @@ def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> No
         is_empty[tensors[empty]] = True
     counts = np.bincount(numbers, minlength=len(table.ranks)) if len(numbers) else np.zeros(len(table.ranks), int)
     if (counts == 0).any() or (not table.has_arrays and (counts[is_empty] != 1).any()):
-        raise ValueError("it does not write all of its tensors, or some of them twice")
+        raise ValueError("it does not write all of its tensors, or writes some of them twice")

@@ -80,7 +80,7 @@ def reshard_checkpoint(
             the tensors are merged.
         mesh: The mesh of `rules`. For `"fsdp2"` without rules or layouts: every tensor is cut as `fully_shard` does it,
             dim 0 over the last axis of the mesh.
-        rules: A rules file, or the name of one of the package's, as of `shardwise rules`: its cuts in place of
+        rules: A rules file, or the name of one that `shardwise rules` lists: its cuts in place of
             `layouts`, and its rewrites in place of `rewrites`.
         source_rules: The rules file that `src` was made by: its rewrites are undone first.
         to: The format of `dst`; see `save_checkpoint`.
@@ -112,7 +112,7 @@ def reshard_checkpoint(
             finished, it is compared with the sources, and nothing is written.
         executor: Runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
-            the same files or URLs. In a store each task makes an object; on S3 it mostly makes parts of several.
+            the same files or URLs. In a store each task makes an object; on S3 it mostly makes parts of objects.
         workers: The number of workers of the executor; by default the number that it states.
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
