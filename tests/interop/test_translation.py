@@ -87,7 +87,7 @@ def test_the_text_for_jax_is_the_code(layout: TensorLayout) -> None:
 
 def test_meshes_that_tensorflow_cannot_list() -> None:
     labels = translate(TensorLayout((), DeviceMesh((2,), ("x",), [("a", 1), 3])))
-    assert labels["tf"] == "cannot express: TensorFlow's devices have names, and ('a', 1) is not one"
+    assert labels["tf"] == "cannot express: TensorFlow's devices have names, and ('a', 1) is not such a name"
     many = translate(TensorLayout(("x",), DeviceMesh((2**40,), ("x",))))
     assert many["tf"].startswith("cannot express: TensorFlow lists all devices; 1099511627776 are over the limit")
     assert many["hlo"] == "{devices=[1099511627776]<=[1099511627776]}"

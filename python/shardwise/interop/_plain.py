@@ -68,7 +68,7 @@ def _why_not_plain(dim: PackedDim, mesh: DeviceMesh | None) -> str:
     if all(not one.axes for one in dim.parts):
         return ""
     if mesh is None:
-        return "the layout has no device_mesh, so it is not known into how many its parts are cut"
+        return "the layout has no device_mesh, so the number of shards of its parts is not known"
     if len({one.axes for one in dim.parts}) == 1 and math.prod(map(mesh.axis_size, dim.parts[0].axes)) == 1:
         return ""
     if len(dim.parts) > 1:

@@ -91,7 +91,7 @@ def _tf(layout: TensorLayout) -> str:
     if not mesh.has_default_devices:
         for label in mesh.labels():
             if not isinstance(label, str):
-                raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is not one")
+                raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is not such a name")
     from ..dtensor import Layout
 
     return Layout.from_tensor_layout(layout).to_string()

@@ -70,7 +70,7 @@ class Optimizer:
         """List the arrays for a parameter.
 
         Args:
-            sizes: The sizes of the parameter's dims as the optimizer sees them; those of several ranks as arrays.
+            sizes: The sizes of the parameter's dims as the optimizer sees them; arrays for several ranks.
             bits: The bits of the parameter's elements.
             is_matrix: Whether the parameter is a matrix within a layer, as Muon takes them.
 

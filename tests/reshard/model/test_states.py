@@ -71,7 +71,9 @@ def test_states_of_a_trainer_reach_an_engine_of_other_names_and_cuts() -> None:
     held |= {f"optimizer.state.{name}.row_var": value for name, value in rows.items()}
     held |= {f"optimizer.state.{name}.step": np.array(3, "f4") for name in weights}
     described = {name: (value.shape, value.dtype) for name, value in held.items()}
-    with pytest.warns(sw.ShardwiseWarning, match="3 numbers are an optimizer's for several weights that become one"):
+    with pytest.warns(
+        sw.ShardwiseWarning, match="3 numbers are taken from the first of several weights that become one"
+    ):
         plan = sw.plan_model(trainer(), engine(), described, rewrites=REWRITES)
     made = plan.run(shards(trainer(), weights, held))
     new, averages = by_hand(moments), by_hand(weights)

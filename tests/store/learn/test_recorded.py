@@ -192,8 +192,8 @@ def test_numbers_within_words_are_named(layers: tuple[int, ...]) -> None:
     names = [[f"{layer}.w" for i in range(count) for layer in (f"l{i}", f"h.{i}")] for count in layers]
     learned = learn_rules([rows_cut(own, rows) for own, rows in zip(names, (12, 20, 28), strict=True)])
     why = (
-        "only models[2] has it, which is only compared; if its number is a layer's or an expert's, it must stand alone "
-        "between dots, as in 'layers.0.w'"
+        "only models[2] has it, and nothing is learned from that model; if its number is a layer's or an expert's, it "
+        "must stand alone between dots, as in 'layers.0.w'"
     )
     assert learned.unexplained == {f"l{i}.w": why for i in range(max(layers[:2]), layers[2])}
     assert r"""'^h\.\d+\.w$' = ["tp", []]""" in learned.text

@@ -129,7 +129,7 @@ def _numbers_taken(made: Mapping[str, Assembled], weights: Components) -> list[L
         return []
     count, which = listed(taken, "number")
     text = (
-        f"{count} an optimizer's for several weights that become one; the first is taken, as a plan has no values: "
+        f"{count} taken from the first of several weights that become one, because a plan has no values to compare: "
         f"{which}"
     )
     return [LeftOut("states", taken, text)]

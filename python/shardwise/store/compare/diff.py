@@ -143,7 +143,7 @@ def diff_checkpoints(
             checks a conversion that another tool has made.
         drop: A regular expression: tensors and values of either are not compared if it is found in their names, before
             `rewrites`.
-        which: `"weights"` compares these alone, `"state"` all but these: moments, master copies, steps.
+        which: `"weights"` compares the weights alone, `"state"` all else: moments, master copies, steps.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.

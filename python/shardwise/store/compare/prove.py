@@ -60,7 +60,7 @@ def verify_checkpoint(
             read in full, and their structure is checked.
         layouts: The cuts of bare files of ranks, as for `open_checkpoint`; elements that several ranks hold are
             compared.
-        which: `"weights"` verifies these alone, `"state"` all but these: moments, master copies, steps.
+        which: `"weights"` verifies the weights alone, `"state"` all else: moments, master copies, steps.
         memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
         threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.

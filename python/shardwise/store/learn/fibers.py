@@ -168,7 +168,7 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes
 def unseen(tensor: StoredTensor) -> str:
     """Return the reason why no fibers of a tensor are hashed; empty if they are."""
     if not tensor.size:
-        return "it has no elements, by which it could be found"
+        return "it has no elements to find it by"
     return "its elements are of fewer than eight bits" if tensor.bits % 8 else ""
 
 

@@ -169,7 +169,9 @@ def _learned(one: NumberedModel, whole: Sequence[NumberedModel], axes: RankAxes)
     for name in whole[-1].parameters:
         alike = groups.get(_pattern(name), [])
         if not alike:
-            unexplained.setdefault(name, _without_rule(name, f"only {whole[-1].name} has it, which is only compared"))
+            unexplained.setdefault(
+                name, _without_rule(name, f"only {whole[-1].name} has it, and nothing is learned from that model")
+            )
         elif _pattern(name) not in rules:
             unexplained.setdefault(name, unexplained[alike[0]])
     drop = [line for line in head.splitlines() if line.startswith("drop =")] if not unexplained else []

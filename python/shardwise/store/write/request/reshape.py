@@ -99,7 +99,7 @@ def reshard_checkpoint(
         only: A regular expression: tensors are written if it is found in their (new) names.
         drop: A regular expression: tensors and values are left out if it is found in their names in the source. A
             warning names what a rules file drops, unless `drop` leaves it out too.
-        which: `"weights"` takes these alone, `"state"` all but these: moments, master copies, steps, groups.
+        which: `"weights"` takes the weights alone, `"state"` all else: moments, master copies, steps, groups.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
