@@ -29,8 +29,8 @@ class LayoutRule:
 
     Args:
         layout: a `TensorLayout`, or the tuple or list of its axes.
-        uneven: how a dim that does not divide is cut, instead of by the rule of a report or a plan; with
-            `None` that rule applies. See `TensorLayout.partition`.
+        uneven: the rule for dims that do not divide; `None` leaves it to the report or the plan. See
+            `TensorLayout.partition`.
         shared: whether a cut may fall within a block of a quantized weight, whose scale is on both sides then; see
             `quantized.component_layouts`.
         optional: whether the rule may apply to no name; a report warns of other rules that apply to none.
