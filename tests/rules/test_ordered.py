@@ -105,11 +105,11 @@ def test_rules_that_never_win_are_named() -> None:
         {"a/attention/kernel": (4,), "b/kernel": (4,), "bias": (4,)}
     )
     assert report.warnings == (
-        "rule 'attention/kernel' never wins: rule 'kernel', before it, takes the name that it matches",
+        "rule 'attention/kernel' never wins: rule 'kernel' before it takes the name that it matches",
         "rule 'head' applies to no name",
     )
     both = sw.LayoutMap.from_partition_rules([("a", ()), ("b", ()), ("[ab]", ())]).report({"a": (4,), "b": (4,)})
-    assert both.warnings == ("rule '[ab]' never wins: rules 'a', 'b', before it, take all 2 names that it matches",)
+    assert both.warnings == ("rule '[ab]' never wins: rules 'a', 'b' before it take all 2 names that it matches",)
     with pytest.raises(LayoutError, match=r"rules\[1\] never wins: rules\[0\] has the same expression, 'a'"):
         sw.LayoutMap.from_partition_rules([("a", ()), ("a", ("x",))])
 

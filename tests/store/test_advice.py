@@ -233,7 +233,7 @@ ADVICE = {
         lambda path: reshard(path, "made", layouts(), to="vllm"),
     ),
     "one rank": Advice(
-        "has no files for ranks; 'ranks' has",
+        "has no files for ranks; use 'ranks'",
         lambda path: reshard(path, "made", layouts(), to="hf", rank=1),
         lambda path: reshard(path, "made", layouts(), to="ranks", rank=1),
     ),

@@ -112,7 +112,7 @@ class Stages:
             layers: the number of layers.
             pp: the number of stages.
             extra: the stages that have one layer more where the layers do not divide: `"first"`, `"last"` as in SGLang,
-                or `"middle"` as in vLLM, which is those just before the last one.
+                or `"middle"` as in vLLM: those just before the last one.
 
         Raises:
             LayoutError: if `extra` is another word, or a number is out of range.

@@ -150,7 +150,7 @@ class _ReportMaker:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         taken = "the name" if count == 1 else f"all {count} names"
         return (
-            f"rule {shown(self._keys.get(rule, rule))} never wins: {first}{more}, before it, "
+            f"rule {shown(self._keys.get(rule, rule))} never wins: {first}{more} before it "
             f"take{'s' * (len(names) == 1)} {taken} that it matches"
         )
 

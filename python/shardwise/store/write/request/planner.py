@@ -122,7 +122,7 @@ def plan_form(
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
     if request.rank is not None and to != "ranks":
-        raise LayoutError(f"rank is {shown(request.rank)}, but {to!r} has no files for ranks; 'ranks' has")
+        raise LayoutError(f"rank is {shown(request.rank)}, but {to!r} has no files for ranks; use 'ranks'")
     contents = CheckpointContents(kept, (), to, said, aliases, paths, beside=beside)
     contents = _FILES[to](request, contents) if nested is None else _NESTED_FILES[to](request, contents, nested)
     said_of: dict[Any, dict[str, Any]] = {}
