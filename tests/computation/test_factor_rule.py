@@ -209,7 +209,7 @@ def test_sizes_come_from_shapes() -> None:
             [(4, 6)],
             [(6,)],
             {},
-            r'have the shapes \[\[6\]\]; of \[4, 6\], m x n, they must be one of \["k", "k mk kn"',
+            r'have the shapes \[\[6\]\]; for an operand of \[4, 6\], m x n, they must be one of \["k", "k mk kn"',
         ),
         (
             "scatter",

@@ -258,14 +258,14 @@ class TestCost:
             (sw.reshard.Collective("slice", ("x",), to_dim=0), "x does not replicate"),
             (sw.reshard.Collective("slice", (), to_dim=7), "to_dim is 7, outside 0 to 1"),
             (sw.reshard.Collective("all-reduce", ("x",)), "x is not unreduced"),
-            (sw.reshard.Collective("collective-permute", ("x",)), "it needs the layout after it"),
+            (sw.reshard.Collective("collective-permute", ("x",)), "it needs layout"),
             (
                 sw.reshard.Collective("collective-permute", ("x",), layout=WHOLE),
-                "the layout after it has a different number of shards along a dim",
+                "layout has another number of shards along a dim than the layout before",
             ),
             (
                 sw.reshard.Collective("all-gather", ("y",), from_dim=0, layout=WHOLE),
-                "the layout after it is not the one given",
+                "layout is not the one that this collective leads to",
             ),
         ],
     )

@@ -46,7 +46,7 @@ class Collective:
     from_dim: int | None = None
     #: The dim that is cut, if one is.
     to_dim: int | None = None
-    #: The layout after it.
+    #: The layout after the collective.
     layout: TensorLayout | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ def _dim(name: str, given: Any) -> int | None:
 
 @dataclass(frozen=True)
 class CollectiveStep(Collective):
-    """A collective in a sequence, with its cost and the layout after it, which is on the mesh of the source."""
+    """A collective in a sequence, with its cost and the layout that it leads to, on the mesh of the source."""
 
     #: The bytes that each device receives.
     bytes: int = 0

@@ -26,7 +26,7 @@ pub struct Given {
     pub from_dim: Option<usize>,
     /// The dim that is cut.
     pub to_dim: Option<usize>,
-    /// The layout after it, on the same mesh; needed for a permute only.
+    /// The layout after the collective, on the same mesh; needed for a permute only.
     pub after: Option<Arc<Layout>>,
 }
 
@@ -132,12 +132,12 @@ fn made(
     let (from, to) = (step.from_dim, step.to_dim);
     if step.kind == Kind::Permute {
         without("from_dim", from).and_then(|()| without("to_dim", to))?;
-        let after = after.ok_or("it needs the layout after it")?;
+        let after = after.ok_or("it needs layout")?;
         if after.specs.len() != before.specs.len() || tensor.shards(&after) != tensor.shards(before) {
-            return Err("the layout after it has a different number of shards along a dim".to_owned());
+            return Err("layout has another number of shards along a dim than the layout before".to_owned());
         }
         if after.unreduced != before.unreduced {
-            return Err("the layout after it is unreduced over different axes".to_owned());
+            return Err("layout is unreduced over other axes than the layout before".to_owned());
         }
         return Ok(permute(before, after, count));
     }
@@ -174,7 +174,7 @@ fn made(
         Kind::Permute => unreachable!("made above"),
     };
     match after {
-        Some(after) if after != made.after => Err("the layout after it is not the one given".to_owned()),
+        Some(after) if after != made.after => Err("layout is not the one that this collective leads to".to_owned()),
         _ => Ok(made),
     }
 }
@@ -223,7 +223,7 @@ mod tests {
             (given(Kind::Slice, &["y"], None, Some(1)), "y does not replicate"),
             (given(Kind::AllReduce, &["y"], None, None), "y is not unreduced"),
             (given(Kind::ReduceScatter, &["y"], None, Some(1)), "y is not unreduced"),
-            (given(Kind::Permute, &["x", "y"], None, None), "it needs the layout after it"),
+            (given(Kind::Permute, &["x", "y"], None, None), "it needs layout"),
         ];
         for (step, problem) in cases {
             let kind = step.kind.name();

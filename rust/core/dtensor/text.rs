@@ -292,7 +292,7 @@ fn read_parts([name, axes, ids, local_ids, devices]: [Field<'_>; 5]) -> Result<M
 
 fn global_devices(field: Field<'_>) -> Result<DeviceList> {
     if field.text.is_empty() {
-        return Err(field.error(0, "an empty field of global devices; without any the field is left out"));
+        return Err(field.error(0, "an empty field of global devices; a mesh without global devices has no such field"));
     }
     Ok(field.devices())
 }

@@ -114,7 +114,7 @@ impl CollectiveSearch {
     }
 }
 
-/// Collectives given as (kind, axes, gathered dim, cut dim, layout after it or none), priced one after another, with
+/// Collectives given as (kind, axes, gathered dim, cut dim, layout after the collective or none), priced one after another, with
 /// links for each axis of the mesh: tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced).
 #[pyfunction]
 #[pyo3(signature = (mesh, src, steps, itemsize, bandwidth, latency, /))]

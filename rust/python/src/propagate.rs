@@ -117,7 +117,7 @@ impl Computation {
 }
 
 fn unsound() -> PyErr {
-    PyValueError::new_err("shapes, dtypes, ops and outputs must be of the same values")
+    PyValueError::new_err("shapes, dtypes, ops and outputs must describe the same values")
 }
 
 /// Ops that are alike have one of the `rules`.

@@ -21,7 +21,10 @@ pub(super) fn decomposed(given: Given<'_>, forms: &[&str]) -> Result<Rule> {
     let expected = |dims: &str| batch.iter().copied().chain(dims.chars().map(size)).collect::<Vec<_>>();
     let fits = forms.iter().any(|form| form.split(' ').map(expected).eq(given.results.iter().copied()));
     given.ensure(fits, || {
-        format!("its results have the shapes {:?}; of {sides:?}, m x n, they must be one of {forms:?}", given.results)
+        format!(
+            "its results have the shapes {:?}; for an operand of {sides:?}, m x n, they must be one of {forms:?}",
+            given.results
+        )
     })?;
     let mut builder = given.passing(batch);
     let alike = usize::from(given.results[0] == shape);

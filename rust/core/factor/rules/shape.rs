@@ -126,7 +126,7 @@ pub(super) fn bitcast_convert(given: Given<'_>) -> Result<Rule> {
     let common = from.len().min(to.len());
     let apart = from.len().max(to.len()) - common;
     given.ensure(apart <= 1 && from[..common] == to[..common], || {
-        format!("{to:?} is not {from:?}, nor with one dim more or less at the end")
+        format!("{to:?} must be {from:?}, or have one dim more or one dim less at its end")
     })?;
     let mut builder = given.passing(&from[..common]);
     if from.len() > common {
