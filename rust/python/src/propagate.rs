@@ -255,8 +255,8 @@ impl Propagated {
 
     /// The cuts and layouts with which an op or edge computes; none where nothing cuts any value of it.
     #[pyo3(signature = (number, /))]
-    fn how<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        guard(|| self.core.lowered[number].as_deref().map(|op| how(py, &self.core.flow.mesh, op)).transpose())
+    fn how<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.lowered[number].as_deref().map(|op| how(py, &self.core.flow.mesh, op)).transpose())
     }
 }
 
