@@ -158,6 +158,8 @@ def importing() -> Row:
     """The processor's time of `import shardwise` where numpy is there already: a neighbour's work does not count."""
     # Compiled modules are kept, as in any installation.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # The threads of OpenBLAS wait busily when numpy is there, and their time would count as ours.
+    environment["OPENBLAS_NUM_THREADS"] = "1"
     code = (
         "from time import process_time as now; start = now(); import numpy; numpy_is_there = now(); import shardwise; "
         "print(now() - numpy_is_there, numpy_is_there - start)"
