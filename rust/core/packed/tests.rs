@@ -179,7 +179,7 @@ fn units_stay_together() {
     assert_eq!(rows(&of(320, 128, 2, Uneven::Even, each).unwrap(), 1), [(256, 320)]);
     assert_eq!(
         refused(128, Some(Pad { multiple: 64, each: true })),
-        "axes[0], part 0 is 384 when padded, of which each of 2 shards has 192: no multiple of 128"
+        "axes[0], part 0 is 384 when padded, of which each of 2 shards has 192: not a multiple of 128"
     );
     let split = PartSpec { unit: Some(2), split: true, ..part(&[2, 4], Some(0), &["tp"]) };
     assert!(packed(mesh(4), vec![split], 8, Uneven::Even).unwrap_err().to_string().contains("is to be split"));
