@@ -125,7 +125,7 @@ def test_the_command_says_it_and_nothing_else(source: Path, tmp_path: Path, caps
     assert main(arguments) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert "--overflow saturate takes the largest instead" in said[0]
+    assert "--overflow saturate takes the largest value instead" in said[0]
     assert main([*arguments, "--overflow", "saturate"]) == 0
     assert [line.split(":")[1:3] for line in capsys.readouterr().err.splitlines()] == [[" warning", " tensor 'w'"]]
 
