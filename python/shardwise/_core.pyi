@@ -38,6 +38,7 @@ __all__ = [
     "encode_mesh",
     "factor_rule",
     "free_space",
+    "has_factor_rule",
     "joined_crc",
     "least_assignments",
     "mapped_files",
