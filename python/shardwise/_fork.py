@@ -11,17 +11,20 @@ for ever. So nothing here waits for a lock that a thread may hold at that moment
 
 from __future__ import annotations
 
+# A fork calls what is registered for before it in reverse order. This module, and `logging`, which it imports, register
+# to take a lock. They are imported here so that a fork takes `importing` first: if it held the lock of `logging` and
+# waited for a thread that imports a module, and that module made a logger, both would wait for ever.
+import concurrent.futures.thread  # noqa: F401
 import functools
 import os
-import sys
+import threading
 import weakref
-from _thread import RLock  # That of `threading`, which takes as long to import as half of this package.
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["ForkLock", "cached_property", "importing"]
 
 #: Held while a function imports a module.
-importing = RLock()
+importing = threading.RLock()
 
 
 class ForkLock:
@@ -35,7 +38,7 @@ class ForkLock:
     __slots__ = ("__weakref__", "_held", "_lock")
 
     def __init__(self) -> None:
-        self._lock = RLock()
+        self._lock = threading.RLock()
         _locks.add(self)
 
     def __enter__(self) -> None:
@@ -51,41 +54,14 @@ class ForkLock:
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
-#: Modules of the standard library that register to take a lock before a fork and to release it after, and that lock:
-#: `store` imports them.
-_REGISTERING = {"logging": "_lock", "concurrent.futures.thread": "_global_shutdown_lock"}
-
-
-def _before() -> None:
-    """Wait until no thread imports a module.
-
-    A fork first takes what is registered then, and looks anew at what is registered for after it. So a module that is
-    imported while it waits here would have its lock released that nobody took: it is taken here.
-    """
-    if importing.acquire(blocking=False):
-        return
-    missing = [name for name in _REGISTERING if not _is_imported(name)]
-    importing.acquire()
-    for name in filter(_is_imported, missing):
-        lock = getattr(sys.modules[name], _REGISTERING[name], None)
-        if lock is not None:
-            lock.acquire()
-
-
-def _is_imported(name: str) -> bool:
-    """Say if a module is imported to its end."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
-
-
 def _in_child() -> None:
     importing.release()
     for lock in list(_locks):
-        lock._lock = RLock()
+        lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=importing.release, after_in_child=_in_child)
+    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)
 
 if TYPE_CHECKING:
     from functools import cached_property

@@ -72,7 +72,7 @@ def run(program: str, *arguments: str) -> list[str]:
         ("shardwise.interop.translation", "len(sw.interop.DIALECTS) > 1"),
     ],
 )
-def test_a_fork_waits_for_the_imports_of_other_threads(module: str, use: str) -> None:
+def test_a_fork_waits_for_the_imports_of_other_threads_and_they_do_not_wait_for_it(module: str, use: str) -> None:
     program = """
         mesh = sw.DeviceMesh((2,), ("x",))
         cut = sw.TensorLayout(("x",), mesh).partition((8,))
@@ -83,8 +83,14 @@ def test_a_fork_waits_for_the_imports_of_other_threads(module: str, use: str) ->
             @staticmethod
             def find_spec(name, path=None, target=None):
                 if name == module and not started.is_set():
+                    import concurrent.futures, logging
+
+                    threads = concurrent.futures.ThreadPoolExecutor(1)
                     started.set()
                     time.sleep(0.2)
+                    # A fork takes the locks of these two.
+                    logging.getLogger("one")
+                    threads.submit(int).result()
 
         sys.meta_path.insert(0, Slow)
         print(while_a_thread(lambda: eval(use), started, lambda: eval(use) == eval(use)))
