@@ -724,6 +724,15 @@ def test_nobody_asks_what_kind_of_path_it_has() -> None:
     assert found == {}
 
 
+def test_the_store_asks_layouts_by_their_protocol() -> None:
+    """Maps, deployments and mappings answer alike, as `placing.Placing`: no file of the store has to name a class."""
+    imports = imports_of("python/shardwise")
+    assert "rules.layout_map" in imports["deploy.read"]
+    classes = {"rules.layout_map", "deploy.deployment"}
+    assert [f"{file} imports {each}" for file in imports if room_of(file) == "store"
+            for each in sorted(classes & imports[file].keys())] == []  # fmt: skip
+
+
 #: Tests of the package as a whole, and folders of tests beside its rooms, of which CONTRIBUTING says what they are.
 WHOLE = {"advice", "package", "rooms"}
 BESIDE = {"benches", "docs", "fuzz", "laws", "mutants", "oracle", "process", "prove", "release", "rust", "slices"}

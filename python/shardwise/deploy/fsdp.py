@@ -8,11 +8,14 @@ from typing import Any
 from .._arguments import integer
 from .._text import shown
 from ..errors import MeshError
+from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..rules.layout_map import LayoutMap
+from ..rules.layout_rule import LayoutRule
 from .deployment import Deployment
 from .rule import DeploymentRule
 
-__all__ = ["fsdp2"]
+__all__ = ["fsdp2", "fully_sharded"]
 
 
 def fsdp2(
@@ -57,3 +60,14 @@ def fsdp2(
         rules[key] = DeploymentRule(((*([first] if first else []), "shard"), *others), "mesh", uneven="chunk")
     default = DeploymentRule(("shard",), "mesh", uneven="chunk")
     return Deployment(mesh.size if world is None else world, mesh, rules, default=default, replicated=["replicate"])
+
+
+def fully_sharded(mesh: DeviceMesh) -> LayoutMap:
+    """Return the layouts of a model under `fully_shard` over this mesh: dim 0 is cut over the last axis.
+
+    >>> layouts = fully_sharded(DeviceMesh((2, 2), ("replicate", "shard")))
+    >>> layouts.partition("norm.weight", (3,)).boxes()[:, 0].tolist()
+    [[0, 2], [2, 3], [0, 2], [2, 3]]
+    """
+    rows = LayoutRule(TensorLayout((mesh.axis_names[-1],)), "ceil")
+    return LayoutMap(mesh, default=rows, replicated=mesh.axis_names[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable, Sequence
 from typing import Any, TextIO
 
 from ..errors import LayoutError
@@ -46,8 +47,16 @@ def read_rules(
     return layouts_of(document, device_mesh, config), read_quietly(document, config)
 
 
-def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
-    """Read the layout map or the deployment that a rules file describes; see `read_rules`."""
+def layouts_of(
+    document: Document,
+    device_mesh: DeviceMesh | None,
+    config: Config | None,
+    world: Sequence[Hashable] | None = None,
+) -> LayoutMap | Deployment:
+    """Read the layout map or the deployment that a rules file describes; see `read_rules`.
+
+    `world` has the labels of a deployment's devices, instead of those that the file gives.
+    """
     read: Any = document
     if not PLACING & document.tables.keys():
         return LayoutMap.from_toml(read, device_mesh, config=config)
@@ -55,7 +64,7 @@ def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Confi
         raise LayoutError(
             f"device_mesh is given, but {document.source} is of a deployment, which has meshes of its own"
         )
-    return Deployment.from_toml(read, config=config)
+    return Deployment.from_toml(read, config=config, world=world)
 
 
 def no_mesh(rules: object, layouts: LayoutMap | Deployment) -> LayoutError:

@@ -16,7 +16,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import REPLICATED, LayoutRule
 from .numbers import Config, NamedNumbers, numbered, read_config
-from .search import MATCH_MODES, MatchMode
+from .search import MATCH_MODES, MatchMode, Rule, RuleSearch, compiled_rule
 from .shipped import called, example_rules, rules_file
 from .toml_tables import check_table, checked_list, errors_at, nearest_key, parse_toml, read_text
 from .type_tensors import TypeTensors
@@ -39,6 +39,7 @@ __all__ = [
     "read_replicated",
     "read_rewrites",
     "read_type_tensors",
+    "search_of",
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
@@ -157,6 +158,20 @@ def read_rewrites(file: RulesOrDocument, config: Config | None = None) -> tuple[
     for key in ("drop", "rewrite"):
         checked_list(document.get(key, []), f"{source}: {key}")
     return {key: document[key] for key in _REWRITING & document.keys()}, read_numbers(document, config, source), source
+
+
+def search_of(file: RulesOrDocument) -> RuleSearch:
+    """Return a search for the keys of a rules file; their layouts are not read, as these may need a model's numbers.
+
+    >>> import io
+    >>> search_of(io.StringIO("rules = { w = ['n * tp'] }")).matching("h.0.w")
+    ('w',)
+    """
+    document = read_document(file).tables
+    match, backtracking = document.get("match", "search"), document.get("backtracking", False)
+    keys = [prefixed(document.get("prefix", ""), key) for key in document.get("rules", {})]
+    rules = {key: Rule(LayoutRule(()), compiled_rule(key, match, backtracking)) for key in keys}
+    return RuleSearch(rules, match, backtracking)
 
 
 def read_compared(file: RulesOrDocument) -> list[str]:

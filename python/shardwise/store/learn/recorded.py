@@ -15,12 +15,13 @@ import numpy as np
 
 from ..._arguments import check_fields, check_items
 from ..._types import Numbers
-from ...deploy.deployment import Deployment
+from ...deploy.read import layouts_of
 from ...deploy.recording import Recording
 from ...errors import LayoutError, ShardwiseError
 from ...mesh import DeviceMesh
-from ...rules.layout_map import LayoutMap
+from ...placing import Placing, partition_of
 from ...rules.rewrites import Rewrites
+from ...rules.toml import read_document
 from ...rules.toml_tables import parse_toml
 from ..formats.open import open_checkpoint
 from ..rewritten.names import Naming
@@ -225,36 +226,36 @@ def _without_rule(name: str, why: str) -> str:
 def _fits(model: NumberedModel, names: Sequence[str], rule: Mapping[str, LearnedRule], axes: RankAxes) -> bool:
     """Return whether a rule gives each rank exactly its part of all these parameters."""
     numbers = _numbers_of(rule.values(), model)
-    maps: dict[tuple[int, ...], LayoutMap | Deployment | None] = {}
+    placings: dict[tuple[int, ...], Placing | None] = {}
     for name in names:
         if name not in model.parameters:
             continue
         for sizes, rank, held in model.parts(name):
-            if sizes not in maps:
-                maps[sizes] = _map_of(axes.text(sizes, (), numbers, rule), sizes, axes, model)
-            if not _is_held(maps[sizes], name, model.parameters[name], rank, held):
+            if sizes not in placings:
+                placings[sizes] = _placing(axes.text(sizes, (), numbers, rule), sizes, axes, model)
+            if not _is_held(placings[sizes], name, model.parameters[name], rank, held):
                 return False
     return True
 
 
-def _map_of(text: str, sizes: tuple[int, ...], axes: RankAxes, model: NumberedModel) -> LayoutMap | Deployment | None:
-    labels = range(math.prod(sizes))
+def _placing(text: str, sizes: tuple[int, ...], axes: RankAxes, model: NumberedModel) -> Placing | None:
+    """Return the layouts of a rules file over ranks, which are the labels; `None` if it does not hold for the model."""
+    ranks = range(math.prod(sizes))
     try:
-        if axes.is_plain:
-            return LayoutMap.from_toml(io.StringIO(text), DeviceMesh(sizes, axes.names, labels), config=model.config)
-        return Deployment.from_toml(io.StringIO(text), config=model.config, world=labels)
+        mesh = DeviceMesh(sizes, axes.names, ranks) if axes.is_plain else None
+        return layouts_of(read_document(io.StringIO(text)), mesh, model.config, ranks)
     except ShardwiseError:
         return None
 
 
-def _is_held(
-    layouts: LayoutMap | Deployment | None, name: str, whole: Numbers, rank: int, held: Numbers | None
-) -> bool:
+def _is_held(layouts: Placing | None, name: str, whole: Numbers, rank: int, held: Numbers | None) -> bool:
     """Return whether a rank has exactly the part of an array that its layout says."""
     if layouts is None:
         return False
     try:
-        partition = layouts.partition(name, whole.shape)
+        partition = partition_of(layouts, name, whole.shape, "even")
+        if partition is None:
+            return False
         if held is None or rank not in partition.holders:
             return held is None and rank not in partition.holders
         own = np.zeros(partition.holder_shape(rank), np.int64)
@@ -284,14 +285,14 @@ def _compared(
     except ShardwiseError as error:
         wrong |= dict.fromkeys(names, f"the rewrites do not hold for {model.name}: {error}")
         return 0
-    maps = {sizes: _map_of(text, sizes, axes, model) for sizes, text in texts.items()}
+    placings = {sizes: _placing(text, sizes, axes, model) for sizes, text in texts.items()}
     equal = 0
     for name in names:
         if name not in arrays:
             wrong[name] = f"no rewrite makes it for {model.name}"
             continue
         for sizes, rank, held in model.parts(name):
-            if not _is_held(maps[sizes], name, arrays[name], rank, held):
+            if not _is_held(placings[sizes], name, arrays[name], rank, held):
                 size = sizes[0] if len(sizes) == 1 else sizes
                 wrong[name] = f"rank {rank} of {size} of {model.name} has it differently"
                 break

@@ -12,10 +12,10 @@ from itertools import chain
 from typing import Any
 
 from ...._text import shown
-from ....deploy.deployment import Deployment
 from ....deploy.megatron import Ranks, gpt, pipeline
 from ....errors import LayoutError, ParseError
 from ....pieces import Bounds
+from ....placing import Placing, partition_of
 from ...data.boxes import contiguous_strides
 from ...data.location import Location, entries_of, opening
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
@@ -100,7 +100,7 @@ class _RankFiles:
             )
         if arguments.experts > 1:
             raise not_read(path, f"its experts are on {arguments.experts} ranks")
-        self.layout = gpt(
+        self.layouts = gpt(
             Ranks(arguments.tp, tp=arguments.tp), pipeline(1, pp=1), gated=bool(arguments.gated), tied=False
         )
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -222,7 +222,7 @@ class _RankFiles:
         ruled = f"{match['before']}.0.{match['after']}" if match else name
         for dim in range(-1, len(local) if ways > 1 else 0):
             shape = tuple(size * ways if at == dim else size for at, size in enumerate(local))
-            boxes = _boxes(self.layout, ruled, shape, tp)
+            boxes = _boxes(self.layouts, ruled, shape, tp)
             if boxes is None:
                 break
             if boxes and _sides(boxes) == local:
@@ -333,12 +333,14 @@ def _decays(parameter: Parameter) -> bool:
     return parameter.ndim > 1 and not parameter.name.endswith(".bias")
 
 
-def _boxes(layout: Deployment, name: str, shape: tuple[int, ...], tp: int) -> tuple[Bounds, ...] | None:
+def _boxes(layouts: Placing, name: str, shape: tuple[int, ...], tp: int) -> tuple[Bounds, ...] | None:
     """Return the boxes of a rank's own array by the rules; `None` without a rule, no boxes for an impossible shape."""
     try:
-        partition = layout.partition(name, shape)
-    except LayoutError as error:
-        return None if "no rule matches" in str(error) else ()
+        partition = partition_of(layouts, name, shape, "even")
+    except LayoutError:
+        return ()
+    if partition is None:
+        return None
     held = sorted(partition.pieces(partition.holders[tp]), key=lambda piece: piece.start)
     return tuple(tuple((side.start, side.stop) for side in piece.box) for piece in held)
 

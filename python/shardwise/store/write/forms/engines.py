@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ...._text import shown
@@ -14,12 +13,11 @@ from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing
 from ....rules.adapters import adapter_names
-from ....rules.layout_map import LayoutMap
 from ....rules.left_out import names_text
 from ....rules.names import WeightRole, merged_names, shipped_table, weights
 from ....rules.shipped import example_rules
 from ....rules.templates import parse_template
-from ....rules.toml import prefixed, read_document, read_models
+from ....rules.toml import read_models, search_of
 from ....rules.wrapped import model_types
 from ....shared_tiling import SharedTiling
 from ...rewritten.partitions import partition_for
@@ -96,8 +94,8 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
         own = [name for name, path in known.items() if not types.isdisjoint(read_models(path))]
         if not own:
             continue
-        maps = [_keys_of(known[name]) for name in own]
-        found = [name for name in names if not any(each.matching_rules(name) for each in maps)]
+        searches = [search_of(known[name]) for name in own]
+        found = [name for name in names if not any(each.matching(name) for each in searches)]
         if not found:
             return
         _, _, family = own[0].rpartition("/")
@@ -109,15 +107,6 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
             f"{' with '.join(sorted(types))}, {' and '.join(others)}, have no rule for it, so the engine's sharded "
             "loader would not take it: `only` can leave it out; to='ranks' takes any names"
         )
-
-
-def _keys_of(file: Path) -> LayoutMap:
-    """Return a map with the keys of a rules file, for matching names only: its layouts may contain unbound numbers."""
-    tables = read_document(file).tables
-    keys = LayoutMap(match=tables.get("match", "search"), backtracking=tables.get("backtracking", False))
-    for key in tables.get("rules", {}):
-        keys[prefixed(tables.get("prefix", ""), key)] = ()
-    return keys
 
 
 def _linear_of_gpt2(name: str) -> WeightRole | None:

@@ -10,13 +10,12 @@ from typing import Any, TextIO, TypeAlias
 from ...._arguments import instance, integer, is_true, optional
 from ...._dtypes import Dtype, find_dtype
 from ...._text import shown
+from ....deploy.fsdp import fully_sharded
 from ....deploy.read import no_mesh, read_rules
 from ....errors import LayoutError
-from ....layout import TensorLayout, UnevenRule
+from ....layout import UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import NO_LAYOUTS, Layouts, Placing, placing_of
-from ....rules.layout_map import LayoutMap
-from ....rules.layout_rule import LayoutRule
 from ....rules.numbers import Config, config_beside, reading_for
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
@@ -167,9 +166,7 @@ def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | 
         raise LayoutError(
             "mesh is given, but layouts must say how the tensors are cut; only to='fsdp2' cuts all of them alike"
         )
-    # As `fully_shard` cuts: dim 0 over the last axis.
-    rows = LayoutRule(TensorLayout((mesh.axis_names[-1],)), "ceil")
-    return LayoutMap(mesh, default=rows, replicated=mesh.axis_names[:-1])
+    return fully_sharded(mesh)
 
 
 def _naming(rename: Any, rewrites: Any, only: Any, drop: Any, which: Any) -> Naming:
