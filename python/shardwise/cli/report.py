@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from .._dtypes import bytes_for
 from .._text import bytes_text
-from ..conversion.apply import kept_objects
+from ..conversion.apply import kept_objects, rewritten_outline
 from ..conversion.assembled import Assembled
 from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
 from ..deploy.read import no_mesh
 from ..mesh import DeviceMesh
 from ..quantized import followers
+from ..quantized.outline import Outline, components_in
 from ..quantized.unstated import cast_weights, check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
@@ -31,11 +32,11 @@ from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.data.location import Location, location_of
+from ..store.rewritten.components import reader_of
 from ..store.rewritten.left_out import asked_for, dropped_by_rules, states_alone
-from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
+from ..store.rewritten.model_tensors import described_tensors, is_described
 from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
-from ..store.tensors.quantized import Outline, components_in, reader_of
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name

@@ -163,9 +163,10 @@ def _some(names: Sequence[str]) -> str:
 
 def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
+    from ..quantized.outline import components_in
     from ..quantized.unstated import check_known
     from ..store import open_checkpoint
-    from ..store.tensors.quantized import components_in, reader_of
+    from ..store.rewritten.components import reader_of
 
     with open_checkpoint(source) as checkpoint:
         outline = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}

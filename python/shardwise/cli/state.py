@@ -92,11 +92,11 @@ def _by_rules(
         raise ParseError(
             "--tp, --pp, --dp, --ep, --etp and --layers are for models without --rules; with --rules give --mesh"
         )
+    from ..conversion.apply import rewritten_outline
     from ..deploy.read import no_mesh
+    from ..quantized.outline import components_in
     from ..rules.layout_map import LayoutMap
     from ..rules.rewrites import Rewrites
-    from ..store.rewritten.model_tensors import rewritten_outline
-    from ..store.tensors.quantized import components_in
     from .layouts import read_layouts
     from .notation import parse_mesh
 

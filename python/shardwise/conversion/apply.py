@@ -1,15 +1,19 @@
-"""Rewrites applied to the tensors of a checkpoint: which tensor is made from which, under which name."""
+"""Rewrites applied to the tensors of a checkpoint, or to names and shapes: which tensor is made from which."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import NoReturn
 
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..quantized.component import LogicalTensor
+from ..quantized.follow import with_states
+from ..quantized.forms import Components
+from ..quantized.outline import Outline
 from ..quantized.states import State, states_in
 from ..rules.adapters import adapter_names
 from ..rules.rewrite import Rewrite
@@ -17,11 +21,12 @@ from ..rules.rewrites import Rewrites, RewriteSet
 from ..rules.states import training_names
 from ..rules.templates import NameIndex, Template
 from .assembled import Assembled
+from .leaves import Stored
 from .sides import Fields, products, taken_apart
 from .trained import Tensor, Trained, components_of, repeated
 from .weights import Reader, Weight
 
-__all__ = ["kept_objects", "rewritten"]
+__all__ = ["kept_objects", "rewritten", "rewritten_outline"]
 
 
 class _NothingError(LayoutError):
@@ -75,6 +80,39 @@ def rewritten(
             _put(tensor.named(name), states)
     _put(states, made)
     return made, logical
+
+
+def rewritten_outline(
+    outline: Outline,
+    rewrites: Rewrites,
+    weights: Components,
+    read: Reader = lambda name: None,
+    dropped: dict[str, Assembled] | None = None,
+) -> tuple[Outline, Components]:
+    """Return the names and shapes after rewrites, and the quantized weights.
+
+    They are unchanged if the rewrites lead to the given names instead of from them. Names of dropped tensors are added
+    to `dropped`.
+
+    Raises:
+        LayoutError: if a rewrite does not fit the tensors.
+    """
+    if not rewrites:
+        return outline, weights
+    stored = {name: Stored(name, shape, dtype, make=_unread) for name, (shape, dtype) in outline.items()}
+    lost: dict[str, Assembled] = {}
+    try:
+        made, carried = rewritten(stored, rewrites, weights.tensors, read, lost)
+    except LayoutError:
+        with suppress(LayoutError):
+            rewritten(stored, rewrites.inverse(), weights.tensors, read)
+            return outline, weights
+        raise
+    if dropped is not None:
+        dropped.update(lost)
+    after = {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}
+    described = {name: (shape, dtype.name) for name, (shape, dtype) in after.items()}
+    return after, with_states(weights._replace(tensors=carried), described, rewrites)
 
 
 def _put(parts: Mapping[str, Assembled], made: dict[str, Assembled]) -> None:
@@ -338,3 +376,7 @@ def _numbered(rewrite: Rewrite) -> Iterator[None]:
         if not lacking:
             raise
         raise type(error)(f"{error}; the rewrite has {', '.join(lacking)}") from None
+
+
+def _unread() -> NoReturn:
+    raise AssertionError("the bytes of a tensor are not needed for its size")

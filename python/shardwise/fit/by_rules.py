@@ -9,6 +9,7 @@ from typing import Any
 
 from .._dtypes import CODES, DTYPES
 from .._text import shown
+from ..conversion.apply import rewritten_outline
 from ..conversion.weights import Reader
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -17,11 +18,10 @@ from ..packed import PackedDim
 from ..quantized import Along, Component, LogicalTensor, component_layouts
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import starred
+from ..quantized.outline import components_in
 from ..quantized.unstated import check_known
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
-from ..store.rewritten.model_tensors import rewritten_outline
-from ..store.tensors.quantized import components_in
 from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .evidence import odd_elements
 from .roles import role_of

@@ -49,8 +49,8 @@ def opened_model(
     with importing:  # Late: none of it is needed for a configuration on a disk.
         from ..store.data.location import location_of
         from ..store.formats.open import open_checkpoint
+        from ..store.rewritten.components import reader_of
         from ..store.tensors.model_config import config_of
-        from ..store.tensors.quantized import reader_of
         from ..store.tensors.stored import UnsupportedError
 
     path = location_of(model)

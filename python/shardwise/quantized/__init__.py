@@ -2,7 +2,7 @@
 
 | module | answers |
 |---|---|
-| `forms` | which quantized weights there are in a model |
+| `forms`, `outline` | which quantized weights there are in a model; those among tensors, with states and adapters |
 | `unstated` | what may be cut where the configuration states nothing |
 | `component` | logical tensors, and components as blocks of them |
 | `stated`, `method`, `modules` | a configuration's statements; its method by name; the modules that it is for |

@@ -1,4 +1,4 @@
-"""Quantized weights of a checkpoint, found again after its tensors are renamed and rewritten."""
+"""Quantized weights of a checkpoint: what reads their small tensors; the weights after renames and rewrites."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from ...conversion.weights import Reader
 from ...quantized.component import LogicalTensor
 from ...quantized.follow import with_states
 from ...quantized.forms import Components
+from ...quantized.outline import Outline, components_in
 from ...rules.rewrites import Rewrites
 from ..tensors.checkpoint import StoredCheckpoint
-from ..tensors.quantized import Outline, components_in
-from ..tensors.quantized import reader_of as stored_reader_of
 
-__all__ = ["outline_of", "quantized_tensors", "reader_by_new_name", "weights_after"]
+__all__ = ["outline_of", "quantized_tensors", "reader_by_new_name", "reader_of", "weights_after"]
+
+#: The most bytes of a tensor whose values are read to find quantized weights.
+_LARGEST_INDEX = 2**24
+
+
+def reader_of(checkpoint: StoredCheckpoint) -> Reader:
+    """Return what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
+
+    def read(name: str) -> bytes | None:
+        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+
+    return read
 
 
 def quantized_tensors(
@@ -37,7 +48,7 @@ def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
 
 def reader_by_new_name(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
     """Return a function from a new name to the bytes of a small tensor that is stored unchanged; `None` for others."""
-    read = stored_reader_of(checkpoint)
+    read = reader_of(checkpoint)
     names = {name: made.stored for name, made in tensors.items()}
     return lambda name: None if (stored := names[name]) is None else read(stored)
 

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..._dtypes import CODES, DTYPES, Dtype
 from ..._json import MAX_JSON, strict_json
 from ..._text import shown
-from ...conversion.apply import rewritten
-from ...conversion.assembled import Assembled
-from ...conversion.leaves import Stored
-from ...conversion.weights import Reader
-from ...errors import LayoutError, ParseError
-from ...quantized import Components
-from ...quantized.follow import with_states
+from ...errors import ParseError
+from ...quantized.outline import Outline
 from ...quantized.stated import stated_tensors
 from ...rules.model_shapes import model_shapes
-from ...rules.rewrites import Rewrites
 from ...rules.toml_tables import parse_toml
 from ..data.text import are_sizes, checked_name, checked_shape
-from ..tensors.quantized import Outline
 
-__all__ = ["described_tensors", "is_described", "rewritten_outline"]
+__all__ = ["described_tensors", "is_described"]
 
 
 def is_described(path: Path) -> bool:
@@ -79,40 +71,3 @@ def _dtype(path: Path, name: str, value: Any) -> Dtype:
     if found is None:
         raise ParseError(f"{path}: {shown(name)} has the dtype {shown(value)}, which is unknown")
     return found
-
-
-def rewritten_outline(
-    outline: Outline,
-    rewrites: Rewrites,
-    weights: Components,
-    read: Reader = lambda name: None,
-    dropped: dict[str, Assembled] | None = None,
-) -> tuple[Outline, Components]:
-    """Return the names and shapes after rewrites, and the quantized weights.
-
-    They are unchanged if the rewrites lead to the given names instead of from them. Names of dropped tensors are added
-    to `dropped`.
-
-    Raises:
-        LayoutError: if a rewrite does not fit the tensors.
-    """
-    if not rewrites:
-        return outline, weights
-    stored = {name: Stored(name, shape, dtype, make=_unread) for name, (shape, dtype) in outline.items()}
-    lost: dict[str, Assembled] = {}
-    try:
-        made, carried = rewritten(stored, rewrites, weights.tensors, read, lost)
-    except LayoutError:
-        with suppress(LayoutError):
-            rewritten(stored, rewrites.inverse(), weights.tensors, read)
-            return outline, weights
-        raise
-    if dropped is not None:
-        dropped.update(lost)
-    after = {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}
-    described = {name: (shape, dtype.name) for name, (shape, dtype) in after.items()}
-    return after, with_states(weights._replace(tensors=carried), described, rewrites)
-
-
-def _unread() -> NoReturn:
-    raise AssertionError("the bytes of a tensor are not needed for its size")

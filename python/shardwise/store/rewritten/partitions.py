@@ -17,10 +17,10 @@ from ...placing import Placing, partition_of
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed, with_states
 from ...quantized.forms import NO_COMPONENTS, Components
+from ...quantized.outline import Outline
 from ...quantized.unstated import check_elements, check_known
 from ...rules.left_out import names_text
 from ...shared_tiling import SharedTiling
-from ..tensors.quantized import Outline
 
 __all__ = ["DescribedTensors", "RuledTensor", "partition_for"]
 

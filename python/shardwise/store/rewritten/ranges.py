@@ -21,12 +21,13 @@ from ...mesh import DeviceMesh
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
 from ...placing import Layouts, Placing, placing_of
+from ...quantized.outline import components_in
 from ...shared_tiling import SharedTiling
 from ..data.location import version_at
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
-from ..tensors.quantized import components_in, reader_of
 from ..tensors.stored import UnsupportedError
+from .components import reader_of
 from .partitions import DescribedTensors
 from .wanted import wanted_stored
 

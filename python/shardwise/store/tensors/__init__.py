@@ -8,7 +8,7 @@
 | `training` | weights and training state, by parameter and kind |
 | `digests` | digests of tensors, and stated CRC-32 |
 | `chunks`, `flat`, `coverage`, `kinds` | grids of chunks; flat ranges; gaps and overlaps; kinds of files |
-| `model_config`, `quantized` | `config.json`; quantized weights among the tensors |
+| `model_config` | `config.json` |
 | `companion_files`, `headers` | files that are copied along with a model; digests of the bytes around tensors |
 | `notebook` | views in notebooks |
 """

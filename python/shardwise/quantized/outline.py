@@ -1,27 +1,21 @@
-"""The quantized weights of a checkpoint, stored or described."""
+"""The quantized weights among tensors of which the names, shapes and dtypes are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..._dtypes import Dtype
-from ...errors import ParseError
-from ...quantized.follow import with_states
-from ...quantized.forms import Components, stated_components
-from ...quantized.method import quantization_of, stated_method
-from ...quantized.parts import StatedError
+from .._dtypes import Dtype
+from ..errors import ParseError
+from .follow import with_states
+from .forms import Components, stated_components
+from .method import quantization_of, stated_method
+from .parts import StatedError
 
-if TYPE_CHECKING:  # The tensors of a configuration need no files.
-    from .checkpoint import StoredCheckpoint
-
-__all__ = ["Outline", "components_in", "reader_of"]
+__all__ = ["Outline", "components_in"]
 
 #: Names, with shapes and dtypes.
 Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
-
-#: The most bytes of a tensor whose values are read to find quantized weights.
-_LARGEST_INDEX = 2**24
 
 
 def components_in(
@@ -52,12 +46,3 @@ def _quantized(tensors: Outline, config: Mapping[str, Any], read: Callable[[str]
         return stated_components(outline, config, read)
     except StatedError as error:
         return Components(method, {}, tuple(tensors), str(error))
-
-
-def reader_of(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
-    """Return what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
-
-    def read(name: str) -> bytes | None:
-        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
-
-    return read
