@@ -169,20 +169,20 @@ class _Verification:
             expected = _expected(path, whole, manifest)
             checkpoint, left_out = chosen_part(whole, self._which)
             files = {} if manifest is None else _files_of(path, manifest)
-            frames = HeaderDigests(whole, files)
+            headers = HeaderDigests(whole, files)
             sums = checkpoint.sums()
             if checkpoint is not whole:
                 there = {*checkpoint, *(name for name in expected if name not in whole)}
                 expected = {name: digest for name, digest in expected.items() if name in there}
-                sums = _sums_of(checkpoint, sums, frames)
-            found = piece_digests(checkpoint, sums, *self._work, frames.add)
+                sums = _sums_of(checkpoint, sums, headers)
+            found = piece_digests(checkpoint, sums, *self._work, headers.add)
             self._unread(checkpoint, found)
             self._compare(checkpoint, found, expected, files)
             if self._layouts is not None:
                 self._compare_replicas(checkpoint)
             # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
             damaged = {one.file for one in self._damaged}
-            for file in frames.damaged():
+            for file in headers.damaged():
                 if str(file) not in damaged:
                     self._add(None, file, f"{file}: its contents besides tensors are not what was written")
             # States without weights; weights without states may be frozen.
@@ -310,8 +310,8 @@ class _Verification:
         return tensors, expected
 
 
-def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], frames: HeaderDigests) -> list[StoredSum]:
-    """Return the ranges in which a piece of one of these tensors begins; `frames` notes the other ranges."""
+def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], headers: HeaderDigests) -> list[StoredSum]:
+    """Return the ranges in which a piece of one of these tensors begins; `headers` notes the other ranges."""
     begins: dict[Location, list[int]] = {}
     for tensor in checkpoint.values():
         for piece in tensor.pieces if tensor.size else ():
@@ -326,7 +326,7 @@ def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], frames: He
         if at < len(offsets) and offsets[at] < each.start + each.size:
             found.append(each)
         else:
-            frames.add(each)
+            headers.add(each)
     return found
 
 
