@@ -54,14 +54,31 @@ class ForkLock:
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
+#: The seconds that a fork waits for an import. A library that registers a lock of its own while it is imported, as h5py
+#: does, may need that lock to end its import: the fork has it.
+_LONGEST = 60
+
+
+def _before() -> None:
+    importing.acquire(timeout=_LONGEST)
+
+
+def _in_parent() -> None:
+    if importing._is_owned():  # type: ignore[attr-defined]
+        importing.release()
+
+
 def _in_child() -> None:
-    importing.release()
+    if importing._is_owned():  # type: ignore[attr-defined]
+        importing.release()
+    else:
+        importing._at_fork_reinit()  # type: ignore[attr-defined]
     for lock in list(_locks):
         lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 if TYPE_CHECKING:
     from functools import cached_property

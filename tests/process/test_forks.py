@@ -99,6 +99,30 @@ def test_a_fork_waits_for_the_imports_of_other_threads_and_they_do_not_wait_for_
 
 
 @pytest.mark.heavy
+def test_a_fork_does_not_wait_for_ever_for_an_import_that_needs_a_lock_which_a_fork_takes() -> None:
+    """The import of h5py registers its lock for forks, and takes it later."""
+    program = """
+        from shardwise import _fork
+
+        _fork._LONGEST, lock = 0.5, threading.RLock()
+
+        def imports():
+            with _fork.importing:
+                os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+                started.set()
+                time.sleep(0.2)
+                with lock:
+                    pass
+
+        cut = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",))).partition((8,))
+        for _ in range(2):
+            print(while_a_thread(imports, started, lambda: len(sw.plan_reshard(cut, cut))))
+        print(forked(lambda: len(sw.plan_reshard(cut, cut))))
+    """
+    assert run(program) == ["0", "0", "0"]
+
+
+@pytest.mark.heavy
 def test_a_child_does_not_wait_for_an_attribute_that_a_thread_makes() -> None:
     program = """
         class One:
