@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.store.data.sources import head_digest
+from shardwise.store.data.sources import SourceFile, head_digest
 from shardwise.store.data.stated_sources import Locations, source_of
 
 MIB = 2**20
@@ -25,7 +25,9 @@ def test_headers_are_digested_up_to_their_limits(tmp_path: Path, before: int, af
 
 def test_sources_of_a_plan_are_within_their_size() -> None:
     for begin, end, size in ((0, 0, 0), (0, 7, 7), (7, 7, 7), (2, 3, 2**63 - 1)):
-        assert source_of(["/a", size, 5, 6, begin, end, "d"], Locations()) == ("/a", size, 5, 6, begin, end, "d")
+        assert source_of(["/a", size, 5, 6, begin, end, "d"], Locations()) == SourceFile(
+            "/a", size, 5, 6, begin, end, "d"
+        )
     for begin, end, size in ((-1, 3, 7), (4, 3, 7), (0, 8, 7), (0, 1, 2**63)):
         with pytest.raises(ValueError, match=f"it has a source of {size} bytes, with tensors from {begin} to {end}"):
             source_of(["/a", size, 5, 6, begin, end, "d"], Locations())

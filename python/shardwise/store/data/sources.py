@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,62 +39,83 @@ __all__ = [
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
 
 
-class Source(Protocol):
-    """A source of a plan: a file or an object as it was when the plan was made, or an array in memory."""
+class Source:
+    """A source of a plan: a file or an object as it was when the plan was made, or an array in memory.
 
-    @property
-    def path(self) -> Any:
-        """The source's path or URL; empty for an array."""
+    Attributes:
+        path: The source's path or URL; empty for an array.
+    """
+
+    path: Any
 
     @property
     def is_kept(self) -> bool:
         """True if a later run finds the same bytes."""
+        return True
 
     @property
     def is_visible(self) -> bool:
         """True if other processes can read the source, so that a plan with it can be saved."""
+        return True
 
     @property
     def is_fetched(self) -> bool:
         """True if the source must be fetched into memory, because the I/O engine cannot read it."""
+        return False
 
     @property
     def fetched(self) -> ObjectFile | None:
         """The object to be fetched; `None` if the I/O engine reads the source."""
+        return None
 
     @property
     def array(self) -> npt.NDArray[Any] | None:
         """The array; `None` for a file or an object."""
+        return None
 
     @property
     def inside(self) -> str:
         """The URL of an object in the memory of this process, which no other process can read; else an empty string."""
+        return ""
 
     @property
     def name(self) -> str:
         """The path of a file that must not be replaced during a job; else an empty string."""
+        return ""
 
     @property
     def data(self) -> range:
         """The range of a file's bytes from the first tensor that is read to the last; else an empty range."""
+        return range(0)
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`; `b""` for an object or an array."""
+        return b""
 
     def stated(self) -> str:
-        """Return the JSON by which a plan file states the source."""
+        """Return the JSON by which a plan file states the source; `null` for an array, which it cannot state."""
+        return "null"
 
     def check(self) -> None:
-        """Refuse, with ParseError, a source that has changed after the plan was made."""
+        """Refuse, with ParseError, a source that has changed after the plan was made.
+
+        There is nothing to do for an object, as every request checks the ETag, and for an array, which the plan holds.
+        """
 
     def read_by(self, job: CopyJob) -> None:
-        """Add the source to the sources of a job."""
+        """Add the source to the sources of a job: of one that is fetched no bytes, as these follow all sources."""
+        job.read_array(np.empty(0, np.uint8) if self.array is None else self.array)
 
     def compared_by(self, job: CopyJob) -> None:
-        """Add the source to a job's destinations, to be compared with the data written."""
+        """Add the source to a job's destinations, to be compared with the data written.
+
+        Of an object it is an unused one, as objects are compared when fetched: so destinations keep their numbers.
+        """
+        job.discard()
 
 
-class SourceFile(NamedTuple):
+@dataclass(frozen=True)
+class SourceFile(Source):
     """A file to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
@@ -126,24 +147,9 @@ class SourceFile(NamedTuple):
         return self.changed is not None
 
     @property
-    def is_visible(self) -> bool:
-        """True: any process with access to the file system can read the file."""
-        return True
-
-    @property
-    def is_fetched(self) -> bool:
-        """False: the I/O engine reads it."""
-        return False
-
-    @property
-    def fetched(self) -> None:
-        """Always `None`: a file need not be fetched."""
-        return None
-
-    @property
-    def array(self) -> None:
-        """Always `None`: the source is a file."""
-        return None
+    def name(self) -> str:
+        """The path, which must belong to the same file during a job."""
+        return self.path
 
     @property
     def data(self) -> range:
@@ -156,18 +162,8 @@ class SourceFile(NamedTuple):
             return file.read(begin, end - begin)
 
     def stated(self) -> str:
-        """Return the JSON by which a plan file states the source."""
-        return json.dumps(self)
-
-    @property
-    def inside(self) -> str:
-        """An empty string: a file is not in the memory of this process."""
-        return ""
-
-    @property
-    def name(self) -> str:
-        """The path, which must belong to the same file during a job."""
-        return self.path
+        """Return the JSON by which a plan file states the file: its attributes, in their order."""
+        return json.dumps(astuple(self))
 
     def check(self) -> None:
         """Refuse, with ParseError, a file with other headers, read once per process; the engine checks size and times.
@@ -192,7 +188,8 @@ class SourceFile(NamedTuple):
         job.compare_file(self.path, self.size, self.times)
 
 
-class SourceObject(NamedTuple):
+@dataclass(frozen=True)
+class SourceObject(Source):
     """An object of a store to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
@@ -203,39 +200,7 @@ class SourceObject(NamedTuple):
     path: ObjectPath
     size: int
     etag: str
-
-    @property
-    def is_kept(self) -> bool:
-        """True if a later run finds the same object."""
-        return True
-
-    @property
-    def is_visible(self) -> bool:
-        """True: any process that reaches the store can read the object."""
-        return True
-
-    @property
-    def is_fetched(self) -> bool:
-        """True: the I/O engine reads files only."""
-        return True
-
-    @property
-    def array(self) -> None:
-        """Always `None`: the source is an object."""
-        return None
-
-    @property
-    def data(self) -> range:
-        """An empty range: only files are read by ranges of bytes."""
-        return range(0)
-
-    def read(self, begin: int, end: int) -> bytes:
-        """Return no bytes; see `data`."""
-        return b""
-
-    def stated(self) -> str:
-        """Return the JSON by which a plan file states the source."""
-        return json.dumps(self, default=str)
+    is_fetched: ClassVar[bool] = True
 
     @property
     def fetched(self) -> ObjectFile:
@@ -247,56 +212,27 @@ class SourceObject(NamedTuple):
         """The URL of an object in the memory of this process, which no other process can read; else an empty string."""
         return str(self.path) if self.path.protocol == "memory" else ""
 
-    @property
-    def name(self) -> str:
-        """An empty string: an object is recognised by its ETag, so its name need not stay the same."""
-        return ""
-
-    def check(self) -> None:
-        """Do nothing: every request checks the ETag."""
-
-    def read_by(self, job: CopyJob) -> None:
-        """Add an empty source to the job, so that sources keep their numbers; fetched bytes follow all sources."""
-        job.read_array(np.empty(0, np.uint8))
-
-    def compared_by(self, job: CopyJob) -> None:
-        """Add an unused destination to the job, so that numbers stay the same; objects are compared when fetched."""
-        job.discard()
+    def stated(self) -> str:
+        """Return the JSON by which a plan file states the object: its attributes, in their order."""
+        return json.dumps([str(self.path), self.size, self.etag])
 
 
 @dataclass(frozen=True, eq=False)
-class SourceArray:
-    """An array in memory, which the engine reads directly."""
+class SourceArray(Source):
+    """An array in memory, which the engine reads directly.
 
-    array: npt.NDArray[Any]
-    #: An array has no path and is not fetched; only this process sees it, and another run may have another array.
-    path: ClassVar[str] = ""
+    Only this process sees it, and another run may have another array. `MappedFiles` checks the arrays of files.
+    """
+
+    _array: npt.NDArray[Any]
+    path: str = field(default="", init=False)
     is_kept: ClassVar[bool] = False
     is_visible: ClassVar[bool] = False
-    is_fetched: ClassVar[bool] = False
-    fetched: ClassVar[None] = None
-    inside: ClassVar[str] = ""
-    name: ClassVar[str] = ""
-    data: ClassVar[range] = range(0)
 
-    def read(self, begin: int, end: int) -> bytes:
-        """Return no bytes: only files are read by ranges of bytes."""
-        return b""
-
-    def stated(self) -> str:
-        """Return `null`: a plan file cannot state an array."""
-        return "null"
-
-    def check(self) -> None:
-        """Do nothing: the plan holds the array, and `MappedFiles` checks those of files."""
-
-    def read_by(self, job: CopyJob) -> None:
-        """Add the array to the sources of a job."""
-        job.read_array(self.array)
-
-    def compared_by(self, job: CopyJob) -> None:
-        """Add an unused destination to the job, so that destinations keep their numbers: no array is a replica."""
-        job.discard()
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The array."""
+        return self._array
 
 
 class KeptArray(np.ndarray):
