@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import signal
 import sys
+import tarfile
 import threading
 import time
 import tracemalloc
@@ -23,6 +25,18 @@ import shardwise as sw
 INT64_MAX = 2**63 - 1
 #: 5,000 digits: more than Python writes of an integer.
 HUGE = 10**5000
+
+
+def extracted(archive: Path, folder: Path) -> Path:
+    """Extract an archive of what another library wrote into a folder, and return the folder."""
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    return folder
+
+
+def sha256_of(array: npt.NDArray[Any]) -> str:
+    """The first 32 digits of the SHA-256 of an array's elements, as `expected.json` of trainers' files has them."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
 
 
 def cyclic() -> list[Any]:

@@ -16,7 +16,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.execute.transports import MemoryManifest, address_rows
 
-from ..checks import same_tensors
+from ..checks import extracted, same_tensors
 from ..execute.test_mpi import mpirun
 from ..oracle import engines
 from ..store.torch_files import save, tensor
@@ -174,9 +173,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("iter_0000900", states / "megatron" / "dp_reshardable_tp" / "checkpoint.tar.xz", ""),
         ("checkpoint-900", states / "hf" / "trainer_adafactor" / "checkpoint.tar.xz", "checkpoint-2"),
     ):
-        with tarfile.open(archive) as files:
-            files.extractall(folder / f"{name}.files", filter="data")
-        (folder / name).symlink_to(folder / f"{name}.files" / "checkpoint" / within)
+        whole = extracted(archive, folder / f"{name}.files")
+        (folder / name).symlink_to(whole / "checkpoint" / within)
     (folder / "rules.toml").write_text(RULES, encoding="utf-8")
     return folder
 

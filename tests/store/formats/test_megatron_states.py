@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +13,14 @@ import pytest
 import shardwise as sw
 from shardwise.store.data.parts import LEGACY
 
+from ...checks import extracted, sha256_of
+
 CASES = Path(__file__).parents[2] / "data" / "states" / "megatron"
 NAMES = sorted(path.name for path in CASES.iterdir())
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(CASES / case / "checkpoint.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "checkpoint"
-
-
-def digest(array: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
+    return extracted(CASES / case / "checkpoint.tar.xz", folder) / "checkpoint"
 
 
 def named(checkpoint: sw.StoredCheckpoint, key: str, kind: str) -> str:
@@ -53,7 +46,7 @@ def test_each_state_is_what_the_trainer_had(case: str, tmp_path: Path) -> None:
                 whole = checkpoint.read(name)
                 array = whole if layer is None else whole[layer]
                 assert list(array.shape) == said["shape"]
-                assert digest(array) == wanted
+                assert sha256_of(array) == wanted
                 for piece in checkpoint[name].replicas:
                     extent = piece.extent()
                     held = np.empty([stop - start for start, stop in piece.bounds], whole.dtype)

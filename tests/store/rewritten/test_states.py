@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.store import DeviceReads
 
+from ...checks import extracted, sha256_of
 from ...oracle import engines
 from ..torch_files import Dcp
 
@@ -30,15 +29,9 @@ pytestmark = [
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(CASES / case / "checkpoint.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    whole = folder / "checkpoint"
+    whole = extracted(CASES / case / "checkpoint.tar.xz", folder) / "checkpoint"
     nested = whole / "checkpoint" / "step-2"
     return nested if nested.exists() else whole
-
-
-def digest(array: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
 
 
 def expected_of(case: str) -> dict[str, Any]:
@@ -111,10 +104,10 @@ def models_of(case: str, source: Path) -> dict[str, Arrays]:
     found: dict[str, Arrays] = {"": {}, "exp_avg": {}, "exp_avg_sq": {}}
     for name, each in said.items():
         found[""][name] = held[weights.format(name)]
-        assert digest(found[""][name]) == each["weight"]
+        assert sha256_of(found[""][name]) == each["weight"]
         for kind in ("exp_avg", "exp_avg_sq"):
             found[kind][name] = held[states.format(name, kind)]
-            assert digest(found[kind][name]) == each["state"][kind]
+            assert sha256_of(found[kind][name]) == each["state"][kind]
     return found
 
 
@@ -165,8 +158,8 @@ def test_files_for_ranks_hold_the_states_of_what_they_hold(
         alone.unlink(missing_ok=True)
         with pytest.warns(sw.ShardwiseWarning, match="not written, because .* has no place"):
             sw.reshard_checkpoint(source, alone, rules(devices), to="ranks", rank=rank, **given)
-        assert {name: digest(value) for name, value in read_all(alone, part=True).items()} == {
-            name: digest(value) for name, value in held.items()
+        assert {name: sha256_of(value) for name, value in read_all(alone, part=True).items()} == {
+            name: sha256_of(value) for name, value in held.items()
         }
 
 
@@ -274,7 +267,9 @@ def test_adafactor_of_optax_by_its_own_dims(tmp_path: Path) -> None:
     case = "orbax/adafactor_zarr"
     source, said = unpacked(case, tmp_path), expected_of(case)
     held = {name: value for name, value in read_all(source).items() if name in said}
-    assert {name: digest(value) for name, value in held.items()} == {name: one["sha256"] for name, one in said.items()}
+    assert {name: sha256_of(value) for name, value in held.items()} == {
+        name: one["sha256"] for name, one in said.items()
+    }
     way = sw.Rewrites(
         [{"from": "params.layer_{i}.mlp.up.kernel", "to": {"name": "params.layers.{i}.up", "transpose": True}}]
     )
@@ -345,8 +340,8 @@ def test_a_deployment_without_a_default_places_states(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "again", {**held, **states, **steps}, deployment, to="ranks", sync=False)
     for file in (tmp_path / "out").glob("*.safetensors"):
         mine, theirs = (read_all(folder / file.name, part=True) for folder in (tmp_path / "again", tmp_path / "out"))
-        assert {name: digest(value) for name, value in mine.items()} == {
-            name: digest(value) for name, value in theirs.items()
+        assert {name: sha256_of(value) for name, value in mine.items()} == {
+            name: sha256_of(value) for name, value in theirs.items()
         }
 
 

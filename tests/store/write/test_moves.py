@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.checks import extracted
 from tests.store.formats.torch.test_rank_states import EXPECTED, check, check_all
 from tests.store.tasks import files
 from tests.store.torch_files import save, tensor
@@ -38,9 +38,7 @@ class Move:
     file: str = "new"
 
     def source(self, folder: Path) -> Path:
-        with tarfile.open(DATA / self.archive) as archive:
-            archive.extractall(folder / "source", filter="data")
-        return folder / "source" / self.name
+        return extracted(DATA / self.archive, folder / "source") / self.name
 
     def made(self, source: Path, target: Path, other: bool = False, **more: Any) -> sw.store.WriteReport:
         settings = {**(self.other if other else self.settings), **more}
@@ -286,9 +284,8 @@ def test_the_configuration_is_where_verl_has_it(tmp_path: Path) -> None:
 
 def test_weights_without_dims_are_in_all_files_of_ranks(tmp_path: Path) -> None:
     """Of PyTorch's own files: the only parameter without dims, its moments, and what is made of each again."""
-    with tarfile.open(DATA / "states/torch_plain/adafactor/checkpoint.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    source = tmp_path / "checkpoint" / "checkpoint.pt"
+    whole = extracted(DATA / "states/torch_plain/adafactor/checkpoint.tar.xz", tmp_path)
+    source = whole / "checkpoint" / "checkpoint.pt"
     for sizes in ((3,), (2, 2)):
         mesh = sw.DeviceMesh(sizes, ("ddp", "fsdp")[-len(sizes) :])
         sw.reshard_checkpoint(source, tmp_path / f"{len(sizes)}", mesh=mesh, to="fsdp2", sync=False)

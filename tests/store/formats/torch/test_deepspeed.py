@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import struct
-import tarfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.checks import extracted
 from tests.store.real import DATA
 from tests.store.torch_files import Call, new, save, size, tensor
 
@@ -31,9 +31,7 @@ VALUES = pytest.mark.filterwarnings("ignore:.*values are not written:shardwise.S
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(ZERO / f"{case}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "checkpoint"
+    return extracted(ZERO / f"{case}.tar.xz", folder) / "checkpoint"
 
 
 def check(array: Array, said: dict[str, Any], name: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,14 @@ import safetensors.numpy
 
 import shardwise as sw
 
+from ....checks import extracted, sha256_of
 from ...torch_files import save, tensor
 
 CASES = Path(__file__).parents[3] / "data" / "states" / "torch_checkpointing"
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(CASES / case / "checkpoint.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "checkpoint"
-
-
-def digest(array: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
+    return extracted(CASES / case / "checkpoint.tar.xz", folder) / "checkpoint"
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -44,9 +37,9 @@ def test_each_tensor_is_what_the_trainer_had(case: str, indexed: bool, tmp_path:
         assert (checkpoint.unreadable, checkpoint.unread, checkpoint.doubts) == ({}, (), ())
         for name, said in json.loads((CASES / case / "expected.json").read_text()).items():
             kinds = dict(checkpoint.training.parameters[name].states)
-            assert digest(checkpoint.read(f"model.{name}")) == said["weight"], name
+            assert sha256_of(checkpoint.read(f"model.{name}")) == said["weight"], name
             assert kinds.pop("step")
-            assert {kind: digest(checkpoint.read(each)) for kind, each in kinds.items()} == said["state"], name
+            assert {kind: sha256_of(checkpoint.read(each)) for kind, each in kinds.items()} == said["state"], name
             assert checkpoint.training.step(name) == said["step"]
         assert checkpoint["model.lm_head.weight"].alias_of == "model.model.embed_tokens.weight"
         assert checkpoint.objects["train_state.step"].value() == 2

@@ -3,11 +3,9 @@
 import hashlib
 import itertools
 import json
-import lzma
 import pickle
 import random
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.formats.torch.optimizers import NamedShape, OptimizerDict, numbered_names
 
+from ....checks import extracted
 from ...torch_files import Call, save, tensor
 
 #: Checkpoints of tiny models by PyTorch 2.15 and transformers 5.24; `expected.json` has digests of the tensors of the
@@ -26,9 +25,7 @@ STATES = Path(__file__).parents[3] / "data" / "states"
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with lzma.open(STATES / case / "checkpoint.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "checkpoint"
+    return extracted(STATES / case / "checkpoint.tar.xz", folder) / "checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import shardwise as sw
 from shardwise.interop import torch as placements
 from shardwise.store.formats.torch.flat_units import wrapped_modules
+from tests.checks import extracted
 from tests.store.real import DATA
 from tests.store.torch_files import dtensor, ones, save, tensor
 
@@ -27,9 +27,7 @@ NUMBERED = [case for case in CASES if case.startswith("verl")]
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(FSDP / f"{case}.tar.xz") as archive:
-        archive.extractall(folder / case, filter="data")
-    return folder / case
+    return extracted(FSDP / f"{case}.tar.xz", folder / case)
 
 
 def check(array: np.ndarray[Any, Any], said: dict[str, Any], name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.errors import ShardwiseWarning
-from tests.checks import refused
+from tests.checks import extracted, refused
 from tests.store.formats.torch.test_deepspeed import check
 from tests.store.real import DATA
 from tests.store.torch_files import save, size, tensor
@@ -24,9 +23,7 @@ W = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(DATA / "deepspeed" / f"{case}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "universal"
+    return extracted(DATA / "deepspeed" / f"{case}.tar.xz", folder) / "universal"
 
 
 @pytest.mark.parametrize("case", EXPECTED)

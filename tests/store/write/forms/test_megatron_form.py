@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,14 @@ from shardwise._dtypes import DTYPES, Dtype
 from shardwise.cli import main
 from shardwise.store.write.forms.megatron import megatron_form
 
+from ....checks import extracted
 from ...torch_files import ones
 
 CASES = Path(__file__).parents[3] / "data" / "states" / "megatron"
 
 
 def unpacked(case: str, folder: Path) -> Path:
-    with tarfile.open(CASES / case / "checkpoint.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "checkpoint"
+    return extracted(CASES / case / "checkpoint.tar.xz", folder) / "checkpoint"
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import shardwise as sw
 from shardwise.store.data.location import open_file
 from shardwise.store.formats.torch.pickles import Record
 from shardwise.store.formats.torch.tensors import Container
+from tests.checks import extracted
 from tests.store.formats.torch.test_deepspeed import EXPECTED, FLAT, check, unpacked
 from tests.store.real import DATA
 
@@ -91,8 +91,7 @@ def test_a_training_state_is_written(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["zero2_tp", "zero3_bf16"])
 def test_files_are_as_those_of_deepspeed(case: str, tmp_path: Path) -> None:
     """Of its own folder: the same names and elements; of stage 3 these are flat, and the step is not beside them."""
-    with tarfile.open(DATA / "deepspeed" / f"{case}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extracted(DATA / "deepspeed" / f"{case}.tar.xz", tmp_path)
     sw.reshard_checkpoint(tmp_path / "universal", tmp_path / "new", to="universal")
     own, ours = folder_of(tmp_path / "universal"), folder_of(tmp_path / "new")
     assert own.name == ours.name
