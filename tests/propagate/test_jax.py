@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,34 @@ def decomposed(x: Any) -> Any:
     return (u * values[:, None]) @ v, q @ r, jax.lax.linalg.lu(matrices), jnp.linalg.svd(matrices.mT, compute_uv=False)
 
 
-@pytest.mark.parametrize("function", [places, parts, narrow, pooled, whole_numbers, grouped, reduced, decomposed])
+def solved(x: Any) -> Any:
+    """Solve equations, also of complex numbers and of one triangle of a matrix."""
+    a = x + 9 * jnp.eye(8)
+    transposed = {"left_side": True, "lower": True, "transpose_a": True, "conjugate_a": True}
+    adjoint = jax.lax.linalg.triangular_solve(a + 1j * x.T, x + 0j, **transposed)
+    vectors, values = jax.lax.linalg.eigh(x, lower=False, symmetrize_input=False)
+    return jnp.linalg.solve(a, x), adjoint, values, vectors * values @ vectors.T, (1j * x).real
+
+
+def rounded(x: Any) -> Any:
+    """Keep what a gradient needs, as `jax.checkpoint` does, and round to few bits."""
+    saved = jax.checkpoint_policies.dots_saveable
+    gradient = jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x) @ x), policy=saved)(x).sum())(x)
+    few = jnp.stack([x * 3e38, x * 1e-39, x / 3, jnp.log(x), x * 1e4])
+    return gradient, jax.lax.reduce_precision(few, 5, 3), jax.lax.reduce_precision(x / 7, 8, 7)
+
+
+def ends(x: Any) -> Any:
+    """Take what is largest along another dim, and scan and add up nothing."""
+    none = jax.lax.scan(lambda carry, row: (carry + row, carry), x[0], x[:0])
+    branched = jax.grad(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: (x * 2).sum(), lambda: jnp.cos(x).sum()))(x)
+    return jax.lax.top_k(x, 3, axis=0), none, jnp.cumsum(x[:0], 0), branched
+
+
+@pytest.mark.parametrize(
+    "function",
+    [places, parts, narrow, pooled, whole_numbers, grouped, reduced, decomposed, solved, rounded, ends],
+)
 @pytest.mark.parametrize("layout", [("dp", "tp"), (None, ("tp", "dp")), ("tp", None)])
 def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
     x = np.random.default_rng(5).permutation(64).reshape(8, 8).astype("float32") / 16 - 2
@@ -229,6 +257,26 @@ def test_devices_compute_what_jax_does(function: Any, layout: Any) -> None:
         for array, theirs in zip(of([x]), jax.tree.leaves(function(jnp.asarray(x))), strict=True):
             assert array.dtype == theirs.dtype
             np.testing.assert_allclose(array.astype(theirs.dtype), theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_devices_without_a_channel_add_nothing() -> None:
+    def scanned(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda y, row: (y + jax.lax.conv(row, w, (1, 1), "SAME").sum(), row), 0.0, x)[0]
+
+    numpy = np.random.default_rng(6)
+    arrays = [numpy.standard_normal(sizes).astype("float32") for sizes in ((2, 3, 3, 4, 4), (6, 3, 3, 3))]
+    computation = computation_from_jax(scanned, *(shape(*array.shape) for array in arrays))
+    found = propagate(computation, [(None, None, "tp", None, None), None], mesh=MESH)
+    np.testing.assert_allclose(found.run(arrays)[0], scanned(*map(jnp.asarray, arrays)), rtol=1e-4)
+
+
+def test_a_matrix_of_which_sides_are_cut_is_read_whole() -> None:
+    def vectors(x: Any) -> Any:
+        return jnp.abs(jnp.linalg.eigh(x)[1])
+
+    x = np.random.default_rng(7).standard_normal((6, 6)).astype("float32")
+    found = propagate(computation_from_jax(vectors, shape(6, 6)), [("x", None)], mesh=sw.DeviceMesh((3,), ("x",)))
+    np.testing.assert_allclose(found.run([x])[0], vectors(jnp.asarray(x)), rtol=1e-3, atol=1e-4)
 
 
 def test_a_constraint_leaves_unconstrained_dims_open() -> None:
@@ -303,6 +351,34 @@ def test_a_reduction_by_several_ops_is_not_known() -> None:
         whole = computation_from_jax(reduced, shape(8, 8), unknown="whole")
     assert Computation.from_json(whole.to_json()) == whole
     assert [move.kinds for move in propagate(whole, [("dp", None)], mesh=MESH).moves] == ["all-gather over dp"]
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (lambda x: x.at[jnp.array([1])].apply(jnp.sin), "'scatter' .*, which sets elements to a function of them"),
+        (lambda x: jax.lax.linalg.eigh(x, subset_by_index=(0, 2)), "'eigh' .*, of some of the eigenvalues only"),
+        (
+            lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1), (1, 1), "SAME", window_dilation=(2, 1)),
+            "'reduce_window_sum' .*, with windows that are dilated",
+        ),
+    ],
+)
+def test_a_primitive_with_params_that_are_not_known(function: Any, advice: str) -> None:
+    with pytest.raises(sw.LayoutError, match=rf"{advice}.*; give rules=.*, or unknown='whole'"):
+        computation_from_jax(function, shape(8, 8))
+    with pytest.warns(UserWarning, match="no rule is known for"):
+        whole = computation_from_jax(function, shape(8, 8), unknown="whole")
+    assert "all-gather over dp" in {move.kinds for move in propagate(whole, [("dp", None)], mesh=MESH).moves}
+
+
+def test_constants_of_any_value_are_kept_in_json() -> None:
+    masked = np.array([[0, -np.inf], [np.nan, 1]], "float32")
+    computation = computation_from_jax(lambda x: (x + masked, x * np.array([1j, 2]), x * (1 + 2j)), shape(2, 2))
+    x = np.arange(4.0).reshape(2, 2)
+    again = Computation.from_json(json.loads(json.dumps(computation.to_json(), allow_nan=False)))
+    for array, expected in zip(again.run([x]), (x + masked, x * np.array([1j, 2]), x * (1 + 2j)), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def special(x: Any) -> Any:

@@ -103,6 +103,7 @@ def triangular_solve(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     if attributes.get("unit_diagonal"):
         a = np.where(np.eye(a.shape[-1], dtype=bool), 1, a)
     a = a.swapaxes(-1, -2) if attributes["transpose_a"] else a
+    a = a.conj() if attributes.get("conjugate_a") else a
     if attributes["left_side"]:
         return [np.linalg.solve(a, b)]
     return [np.linalg.solve(a.swapaxes(-1, -2), b.swapaxes(-1, -2)).swapaxes(-1, -2)]
@@ -193,6 +194,16 @@ def round_away(x: Array) -> Array:
     return found
 
 
+def reduce_precision(has: DeviceTensors, attributes: Attributes) -> list[Array]:
+    """Return the nearest elements with these bits of exponent and mantissa, of two the even one."""
+    bits, largest = attributes["mantissa_bits"] + 1, 1 << (attributes["exponent_bits"] - 1)
+    fractions, exponents = np.frexp(has.arrays[0])
+    found = np.ldexp(np.rint(np.ldexp(fractions, bits)), exponents - bits)
+    exponents = np.frexp(found)[1]
+    found = np.where(exponents > largest, np.copysign(np.inf, found), found)
+    return [np.where(exponents < 3 - largest, np.copysign(0, found), found)]
+
+
 def of_arrays(function: Callable[..., Any]) -> Callable[[DeviceTensors, Attributes], list[Array]]:
     return lambda has, _attributes: [np.asarray(function(*has.arrays))]
 
@@ -250,9 +261,10 @@ OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     "dynamic_update_slice": dynamic_update_slice,
     "reverse": lambda has, attributes: [np.flip(has.arrays[0], tuple(attributes["dimensions"]))],
     "dot_general": dot_general,
-    "eigh": lambda has, _: list(np.linalg.eigh(has.arrays[0])[::-1]),
+    "eigh": lambda has, given: list(np.linalg.eigh(has.arrays[0], "L" if given.get("lower", True) else "U")[::-1]),
     "convolution": convolution,
     "reduce": lambda has, given: (reduce_with_places if given.get("with_places") else reduce)(has, given),
+    "reduce_precision": reduce_precision,
     "reduce_window": windows,
     "gather": looked_up,
     "scatter": scatter,

@@ -57,6 +57,8 @@ def _scan(body: Lowering, eqn: Eqn) -> list[int]:
     scanned = eqn.operands[consts + carried :]
     counter = body.constant(INDEX, 0)
     stacked = [body.full(shape, dtype, 0) for shape, dtype in outs[carried:]]
+    if not params["length"]:
+        return [*carries, *stacked]
     every = [*scanned, *fixed, counter, *carries, *stacked]
     avals = [body.values[value] for value in every]
     inner = body.within(avals)
@@ -105,6 +107,14 @@ def _cond(body: Lowering, eqn: Eqn) -> list[int]:
     return body.emit_all("case", eqn.operands, eqn.outs, {}, bodies=branches)
 
 
+def _linear_solve(body: Lowering, eqn: Eqn) -> list[int]:
+    """Add the solution of a linear equation by its own solver, as JAX does."""
+    constants = eqn.params["const_lengths"]
+    first = constants["matvec"] + constants["vecmat"]
+    operands = eqn.operands[first : first + constants["solve"]] + eqn.operands[sum(constants.values()) :]
+    return body.inlined(eqn.params["jaxprs"]["solve"]["jaxpr"], operands, eqn.needed)
+
+
 def _split(body: Lowering, eqn: Eqn) -> list[int]:
     first, found = 0, []
     for size in eqn.params["sizes"]:
@@ -144,6 +154,21 @@ def _platform_index(body: Lowering, eqn: Eqn) -> int:
     return body.constant(eqn.out, platforms.index(None) if None in platforms else len(platforms) - 1)
 
 
+def _eigh(body: Lowering, eqn: Eqn) -> list[int] | None:
+    if eqn.params.get("subset_by_index"):
+        return None
+    return body.emit_all("eigh", eqn.operands, eqn.outs, {"lower": eqn.params["lower"]})
+
+
+def _top_k(body: Lowering, eqn: Eqn) -> list[int]:
+    order = list(range(len(eqn.out[0])))
+    axis = eqn.params.get("axis", order[-1])
+    order[axis], order[-1] = order[-1], order[axis]
+    outs = [[[shape[dim] for dim in order], dtype] for shape, dtype in eqn.outs]
+    found = body.emit_all("top_k", [body.transposed(eqn.operands[0], order)], outs, {})
+    return [body.transposed(each, order) for each in found]
+
+
 def _sort(body: Lowering, eqn: Eqn) -> list[int]:
     given = {"dimension": eqn.params["dimension"], "n": len(eqn.operands), "num_keys": eqn.params.get("num_keys", 1)}
     return body.emit_all("sort", eqn.operands, eqn.outs, given)
@@ -163,12 +188,9 @@ def _elementwise(body: Lowering, eqn: Eqn) -> int:
 
 def _alike(body: Lowering, eqn: Eqn) -> list[int]:
     (op, attributes), operands = ALIKE[eqn.name], eqn.operands
-    order = eqn.params.get("dimensions") if eqn.name == "reshape" else None
-    if order:
+    if eqn.name == "reshape" and eqn.params.get("dimensions"):
         # The dims are put in this order first.
-        shape, dtype = body.values[operands[0]]
-        turned = [[shape[dim] for dim in order], dtype]
-        operands = [body.emit("transpose", operands, turned, permutation=order)]
+        operands = [body.transposed(operands[0], eqn.params["dimensions"])]
     return body.emit_all(op, operands, eqn.outs, {name: eqn.params[param] for name, param in attributes.items()})
 
 
@@ -188,7 +210,9 @@ def _reduce_by_function(body: Lowering, eqn: Eqn) -> list[int] | None:
     return body.emit_all("reduce", eqn.operands, eqn.outs, given)
 
 
-def _reduce_window(body: Lowering, eqn: Eqn, by: str) -> int:
+def _reduce_window(body: Lowering, eqn: Eqn, by: str) -> int | None:
+    if any(size != 1 for name in ("base_dilation", "window_dilation") for size in eqn.params.get(name) or ()):
+        return None
     return body.emit("reduce_window", [eqn.operands[0], body.start(by, eqn.out[1])], eqn.out, **eqn.window, body=by)
 
 
@@ -202,6 +226,8 @@ def _select_and_scatter(body: Lowering, eqn: Eqn) -> int:
 def _cumulative(body: Lowering, eqn: Eqn, by: str) -> int:
     shape, dtype = eqn.out
     axis, size = eqn.params["axis"], shape[eqn.params["axis"]]
+    if not size:
+        return eqn.operands[0]
     inner = body.within([eqn.out])
     start = inner.emit("broadcast_in_dim", [inner.start(by, dtype)], [[], dtype], broadcast_dimensions=[])
     pads = [0, size - 1] if eqn.params["reverse"] else [size - 1, 0]
@@ -335,6 +361,7 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int] | None]] = {
     **dict.fromkeys(CALLS, lambda body, eqn: body.call(eqn.jaxpr, eqn.operands, eqn.outs, eqn.needed)),
     **dict.fromkeys(INLINED, _inlined),
     **dict.fromkeys(RANDOM, _random),
+    **dict.fromkeys(("empty", "empty2"), lambda body, eqn: body.full(eqn.out[0], eqn.out[1], 0)),
     **{name: partial(_cumulative, by=by) for name, by in CUMULATIVE.items()},
     **{f"reduce_{name}": partial(_reduce, by=by) for name, by in BODIES.items()},
     **{f"reduce_window_{name}": partial(_reduce_window, by=by) for name, by in BODIES.items()},
@@ -347,7 +374,9 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int] | None]] = {
     "conj": _conjugate,
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
+    "custom_linear_solve": _linear_solve,
     "dot_general": _dot_general,
+    "eigh": _eigh,
     "fft": _fft,
     "gather": lowered_gather,
     "integer_pow": _integer_pow,
@@ -364,6 +393,7 @@ _LOWERED: dict[str, Callable[[Lowering, Eqn], int | list[int] | None]] = {
     "split": _split,
     "stack": _stack,
     "tile": _tile,
+    "top_k": _top_k,
     "unstack": _unstack,
     "while": _while,
 }

@@ -31,9 +31,12 @@ def lowered_gather(body: Lowering, eqn: Eqn) -> int:
     return body.emit("select", [body.broadcast(mask, out[0], batches), found, fill], out)
 
 
-def lowered_scatter(body: Lowering, eqn: Eqn, by: str) -> int:
+def lowered_scatter(body: Lowering, eqn: Eqn, by: str) -> int | None:
     """Add a scatter whose updates are put in `by` an op, at places that are clamped if the mode says so."""
-    said = eqn.params["dimension_numbers"]
+    said, function = eqn.params["dimension_numbers"], eqn.params.get("update_jaxpr")
+    if by == "assign" and function and function["jaxpr"]["outputs"] != [1]:
+        # It is by another function of an element and its update.
+        return None
     operand, indices, updates = eqn.operands
     if eqn.name == "scatter-sub":
         updates = body.emit("negate", [updates], body.values[updates])

@@ -12,6 +12,7 @@ from .._text import shown
 from ..errors import LayoutError
 from .factor_rule import FactorRule, factor_rule, whole_rule
 from .held import IDENTITY, identity
+from .primitives import BODIES
 
 __all__ = ["INDEX", "Aval", "Body", "Eqn", "Lowered", "Lowering"]
 
@@ -26,7 +27,10 @@ INDEX: Aval = [[], "int32"]
 
 #: The advice for primitives that have no rule, by their names.
 _ADVICE = {
+    "eigh": ", of some of the eigenvalues only; compute all and slice them",
     "reduce": ", a reduction by a function that is not one op such as `jax.lax.add`; reduce by one of these",
+    "scatter": ", which sets elements to a function of them; gather them, compute, and set them",
+    **dict.fromkeys((f"reduce_window_{name}" for name in BODIES), ", with windows that are dilated"),
     "shard_map": (
         ", a function of one device's shards; trace that of whole arrays instead, with in_specs as `layouts` of "
         "`propagate` or as `jax.lax.with_sharding_constraint`"
@@ -72,9 +76,7 @@ class Body:
 
     def constant(self, out: Aval, value: Any) -> int:
         """Add a constant; its value is unknown if it is `None`."""
-        if isinstance(value, float) and not math.isfinite(value):
-            value = str(value)
-        return self.emit("constant", [], out, **({} if value is None else {"value": value}))
+        return self.emit("constant", [], out, **({} if value is None else {"value": _constant_json(value)}))
 
     def full(self, shape: Sequence[int], dtype: str, value: Any) -> int:
         """Add a tensor of equal elements."""
@@ -93,6 +95,13 @@ class Body:
         dims = range(len(shape) - rank, len(shape)) if dims is None else dims
         out = [list(shape), self.values[value][1]]
         return self.emit("broadcast_in_dim", [value], out, broadcast_dimensions=list(dims))
+
+    def transposed(self, value: int, order: Sequence[int]) -> int:
+        """Put the dims of a value in this order."""
+        if list(order) == sorted(order):
+            return value
+        shape, dtype = self.values[value]
+        return self.emit("transpose", [value], [[shape[dim] for dim in order], dtype], permutation=list(order))
 
     def reduce(self, body: str, value: int, start: int, dims: Sequence[int], out: Aval) -> int:
         """Reduce a value along some dims."""
@@ -134,11 +143,6 @@ class Eqn(NamedTuple):
     @property
     def window(self) -> dict[str, Any]:
         """The attributes of windows."""
-        for name in ("base_dilation", "window_dilation"):
-            if any(size != 1 for size in self.params.get(name) or ()):
-                raise LayoutError(
-                    f"a window with {name} {shown(self.params[name])} is not supported; write it as a convolution"
-                )
         return {name: self.params[name] for name in ("window_dimensions", "window_strides", "padding")}
 
 
@@ -237,6 +241,14 @@ class Lowering(Body):
         zeros = [body.constant(INDEX, 0) for _ in shape[1:]]
         made = body.emit("dynamic_update_slice", [0, wide, 2, *zeros], [shape, dtype])
         return self.called(body, [value, part, index], made)
+
+
+def _constant_json(value: Any) -> Any:
+    """Return the elements of a constant for JSON, which has no infinities, NaN and complex numbers: these are words."""
+    if isinstance(value, list):
+        return [_constant_json(each) for each in value]
+    is_plain = not isinstance(value, complex) and (not isinstance(value, float) or math.isfinite(value))
+    return value if is_plain else str(value)
 
 
 def _needed(jaxpr: Mapping[str, Any], used: Sequence[bool], count: int) -> list[list[bool]]:

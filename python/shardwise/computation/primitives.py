@@ -8,7 +8,7 @@ ORDER = ("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
     "is_finite not erf erf_inv erfc lgamma digamma real imag square add atan2 and or xor complex shift_left "
-    "shift_right_arithmetic shift_right_logical clamp reduce_precision bessel_i0e bessel_i1e igamma igamma_grad_a "
+    "shift_right_arithmetic shift_right_logical clamp bessel_i0e bessel_i1e igamma igamma_grad_a "
     "igammac polygamma regularized_incomplete_beta zeta"
 )
 #: Elementwise primitives and their ops; operands are broadcast to the result.
@@ -29,14 +29,17 @@ ALIKE: dict[str, tuple[str, dict[str, str]]] = {
     "dynamic_update_slice": ("dynamic_update_slice", {}),
     "iota": ("iota", {"dimension": "dimension"}),
     "optimization_barrier": ("barrier", {}),
+    "reduce_precision": (
+        "reduce_precision",
+        {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
+    ),
     "reshape": ("reshape", {}),
     "rev": ("reverse", {"dimensions": "dimensions"}),
     "squeeze": ("reshape", {}),
-    "top_k": ("top_k", {}),
     "transpose": ("transpose", {"permutation": "permutation"}),
     "triangular_solve": (
         "triangular_solve",
-        {name: name for name in ("left_side", "lower", "transpose_a", "unit_diagonal")},
+        {name: name for name in ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")},
     ),
 }
 #: The ops of reductions, by their names after `reduce_`, `reduce_window_` or `scatter-`.

@@ -52,6 +52,8 @@ def value_dtype(number: int, name: str) -> np.dtype[Any]:
 
 def in_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return an array in a dtype; of whole numbers the nearest that it has, and 0 for NaN, as in XLA."""
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        array = array.real
     if array.dtype.kind not in "fV" or dtype.kind not in "iu":
         return array.astype(dtype, copy=False)
     least, most, wide = np.iinfo(dtype).min, np.iinfo(dtype).max, array.astype(np.float64)
@@ -83,11 +85,14 @@ def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str 
         along = [-1 if at == dim else 1 for at in range(len(shape))]
         return [np.broadcast_to(np.arange(shape[dim]).reshape(along), shape)]
     if name == "constant" and given.get("value") is not None:
-        # JSON has no infinities.
-        value = float(given["value"]) if isinstance(given["value"], str) else given["value"]
-        return [np.broadcast_to(np.asarray(value), has.shapes[0])]
+        value = np.asarray(given["value"])
+        if value.dtype.kind == "U":
+            # JSON has no infinities, NaN and complex numbers.
+            value = value.astype(complex)
+        return [np.broadcast_to(value, has.shapes[0])]
     if name not in OPS or given.get("body", "add") not in (*IDENTITY, "assign"):
-        why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
+        kept = "random numbers and constants of many elements are not kept; pass them as arguments"
+        why = f"its value is not known ({kept})" if name in ("constant", "iota") else "numpy has no such op here"
         raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
     # numpy has few operations of dtypes that are not its own, such as bfloat16.
     wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]

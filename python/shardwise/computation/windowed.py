@@ -35,6 +35,9 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     rhs = has.arrays[1].transpose([names[1].index(name) for name in ("o", "i", *spatial)])
     order = [names[2].index(name) for name in ("b", "f", *spatial)]
     shape = [has.shapes[0][at] for at in order]
+    if 0 in (*lhs.shape, *rhs.shape):
+        # A device may have no channel.
+        return [np.zeros(has.shapes[0], lhs.dtype)]
     ones = [1] * len(spatial)
     between, apart = (attributes.get(name) or ones for name in ("lhs_dilation", "rhs_dilation"))
     pads = zip(attributes["padding"], between, strict=True)

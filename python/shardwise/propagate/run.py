@@ -170,7 +170,7 @@ class Devices:
             sizes = [tuple(high - low for low, high in box) for box in boxes[len(operands) :]]
             part = DeviceTensors(has, starts, shapes[: len(operands)], sizes, addends[number] == 0)
             if any(reads):
-                found.append(self._shifted(op, wholes, reads, boxes, shapes[-1], part))
+                found.append(self._shifted(op, wholes, reads, boxes, shapes[len(operands) :], part))
             else:
                 found.append(compute_local(op.name, op.attributes, part, op.source))
         if summed:
@@ -187,7 +187,7 @@ class Devices:
         wholes: Sequence[Array],
         reads: Sequence[RowsRead],
         boxes: Parts,
-        result: Shape,
+        results: Sequence[Shape],
         part: DeviceTensors,
     ) -> list[Array]:
         """Compute with operands of their whole extents, filled in the rows that a device reads, and cut the result."""
@@ -203,14 +203,17 @@ class Devices:
             here = tuple(slice(*side) if dim in dims else slice(None) for dim, side in enumerate(rows))
             held[here] = array[_slices(rows)]
             parts.append(held)
-        kept, shape = list(_slices(boxes[-1])), list(result)
-        for dim, (low, high) in enumerate(boxes[-1]):
-            if dim not in (spatial_dims(op.attributes["out_spec"]) if op.name == "convolution" else reads[0]):
-                kept[dim], shape[dim] = slice(None), high - low
-        has = replace(
-            part, arrays=parts, starts=[(0,) * held.ndim for held in parts], shapes=[tuple(shape)] * len(op.results)
-        )
-        return [made[tuple(kept)] for made in compute_local(op.name, op.attributes, has, op.source)]
+        whole = spatial_dims(op.attributes["out_spec"]) if op.name == "convolution" else reads[0]
+        shapes = [
+            tuple(size if dim in whole else n for dim, (size, n) in enumerate(zip(*pair, strict=True)))
+            for pair in zip(results, part.shapes, strict=True)
+        ]
+        has = replace(part, arrays=parts, starts=[(0,) * held.ndim for held in parts], shapes=shapes)
+        every = compute_local(op.name, op.attributes, has, op.source)
+        return [
+            made[tuple(slice(*side) if dim in whole else slice(None) for dim, side in enumerate(box))]
+            for made, box in zip(every, boxes[len(wholes) :], strict=True)
+        ]
 
 
 def _added(
