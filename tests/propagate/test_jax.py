@@ -35,9 +35,9 @@ STEP = (step, {"up": shape(16, 32), "down": shape(32, 16)}, shape(8, 16), shape(
 
 def test_a_training_step_moves_its_gradients() -> None:
     computation = computation_from_jax(*STEP)
-    assert computation.names == ("[0]['down']", "[0]['up']", "[1]", "[2]")
-    layouts: dict[str, Any] = {"[0]['up']": (None, "tp"), "[0]['down']": ("tp", None)}
-    found = propagate(computation, layouts | dict.fromkeys(("[1]", "[2]"), ("dp", None)), mesh=MESH)
+    assert computation.names == ("params['down']", "params['up']", "x", "y")
+    layouts: dict[str, Any] = {"params['up']": (None, "tp"), "params['down']": ("tp", None)}
+    found = propagate(computation, layouts | dict.fromkeys("xy", ("dp", None)), mesh=MESH)
     moved = [(move.kinds, move.shape, move.bytes) for move in found.moves]
     # A quarter of each weight, twice half of it; the activations, twice three quarters of a half; the loss.
     assert moved == [
@@ -48,6 +48,12 @@ def test_a_training_step_moves_its_gradients() -> None:
     ]
     line = step.__code__.co_firstlineno + 2
     assert found.moves[2].source == f"{__file__}:{line}"
+
+
+def test_inputs_have_the_names_of_parameters() -> None:
+    found = computation_from_jax(lambda x, *more: x + more[0]["w"], shape(2), {"w": shape(2)})
+    assert found.names == ("x", "more[0]['w']")
+    assert computation_from_jax(dict, {"w": shape(2)}).names == ("[0]['w']",)  # it has no signature
 
 
 def test_numpy_computes_what_jax_does() -> None:

@@ -171,6 +171,8 @@ def test_a_page_has_each_collective_each_line_and_why(tmp_path: Path) -> None:
     ):
         assert said in page
     assert "-,y" in page
+    titles = page[page.index("the most bytes first") : page.index("collectives</th>")]
+    assert titles.index("bytes</th>") < titles.index("line</th>") < titles.index("why</th>")  # in sight on a telephone
     assert "<script" not in page
     assert "all-reduce over y" in str(found._repr_svg_())
     nothing = propagate(Computation.from_json(LAYER), [("x", None), None], mesh=MESH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +33,9 @@ def computation_from_jax(
     """Return the computation of a function of JAX, which JAX traces; it needs no devices, and compiles nothing.
 
     A function of a whole training step is traced with its gradients and its optimizer. The `names` of the inputs are
-    their paths, as `jax.tree_util.keystr` writes them. The place of an op is the innermost line of its traceback
-    outside of JAX and of installed packages.
+    those of the function's parameters, with paths as `jax.tree_util.keystr` writes them: `x`, `params['w']`. Without a
+    signature they begin with a number: `[0]['w']`. The place of an op is the innermost line of its traceback outside
+    of JAX and of installed packages.
 
     Args:
         function: a function that `jax.jit` can trace.
@@ -59,8 +61,24 @@ def computation_from_jax(
         import jax
         from jax import tree_util
     closed = jax.make_jaxpr(function)(*shapes)
-    paths = [tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(shapes)[0]]
-    return computation_of_jaxpr(_read(closed.jaxpr, closed.consts) | {"names": paths}, rules=rules, unknown=unknown)
+    names = [
+        name + tree_util.keystr(path)
+        for name, tree in zip(_parameters(function, shapes), shapes, strict=True)
+        for path, _ in tree_util.tree_flatten_with_path(tree)[0]
+    ]
+    return computation_of_jaxpr(_read(closed.jaxpr, closed.consts) | {"names": names}, rules=rules, unknown=unknown)
+
+
+def _parameters(function: Callable[..., Any], arguments: Sequence[Any]) -> list[str]:
+    """Return the names that a function has for its arguments, or their numbers, as in `[0]`."""
+    try:
+        bound = inspect.signature(function).bind(*range(len(arguments)))
+    except (TypeError, ValueError):
+        return [f"[{at}]" for at in range(len(arguments))]
+    names: list[str] = []
+    for name, given in bound.arguments.items():
+        names += [f"{name}[{at}]" for at in range(len(given))] if isinstance(given, tuple) else [name]
+    return names
 
 
 def _read(jaxpr: Any, consts: Sequence[Any] = ()) -> dict[str, Any]:

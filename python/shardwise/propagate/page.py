@@ -22,7 +22,7 @@ def page_of(found: Any, title: str) -> str:
     """Return the page of a propagation: bars by collective and by line, moves with reasons, inputs and results."""
     moved = table_html(
         "the most bytes first",
-        (">bytes", ">times", "collectives", "tensor", "shape", "op", "line", "why"),
+        (">bytes", "line", "why", "collectives", ">times", "tensor", "shape", "op"),
         _rows(found.moves),
     )
     computation = found.computation
@@ -56,8 +56,11 @@ def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
         why = " ".join([move.when and f"{move.when[0].upper()}{move.when[1:]}.", move.why]).strip()
         why = f"{why} Shardy does not list it." if move.implied else why
         shape = f"{shape_text(move.shape)} {move.dtype}"
-        alike.setdefault((move.kinds, move.tensor, shape, move.op, move.source, why), []).append(move)
+        alike.setdefault((move.source, why, move.kinds, move.tensor, shape, move.op), []).append(move)
     sums = [
         (sum(move.bytes_in_all for move in same), sum(move.times for move in same), row) for row, same in alike.items()
     ]
-    return [(bytes_text(size), f"{times:,}", *row) for size, times, row in sorted(sums, key=lambda each: -each[0])]
+    return [
+        (bytes_text(size), *row[:3], f"{times:,}", *row[3:])
+        for size, times, row in sorted(sums, key=lambda each: -each[0])
+    ]
