@@ -59,6 +59,10 @@ HELD: dict[str, Any] = {
             "the first operand of a case must be a scalar",
         ),
         ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body must be a mapping with inputs"),
+        (
+            {"ops": [{"op": "call", "in": [0], "out": [[[8, 4], F]], "rule": {"text": "([i,j])->([i,j])"}}]},
+            "a call has no rule; an op with one must have another name",
+        ),
         ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it must have no operands and one result"),
         (
             {"ops": [{"op": "constraint", "in": [0], "out": [[[8, 4], F]], "attrs": {"axes": [["x"]]}}]},

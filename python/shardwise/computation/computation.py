@@ -277,6 +277,8 @@ class _OpReader:
         rule, trips = None, 1
         bodies: tuple[Computation, ...] = ()
         try:
+            if name in STRUCTURE and "rule" in said:
+                raise LayoutError(f"a {name} has no rule; an op with one must have another name")
             if "rule" in said:
                 rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
             elif name not in STRUCTURE and self.unknown == "whole" and not has_factor_rule(name):

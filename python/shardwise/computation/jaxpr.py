@@ -191,7 +191,7 @@ def _alike(body: Lowering, eqn: Eqn) -> list[int]:
     if eqn.name == "reshape" and eqn.params.get("dimensions"):
         # The dims are put in this order first.
         operands = [body.transposed(operands[0], eqn.params["dimensions"])]
-    return body.emit_all(op, operands, eqn.outs, {name: eqn.params[param] for name, param in attributes.items()})
+    return body.emit_all(op, operands, eqn.outs, {name: eqn.params[name] for name in attributes})
 
 
 def _reduce(body: Lowering, eqn: Eqn, by: str) -> int:

@@ -20,26 +20,23 @@ ELEMENTWISE = {
     **{"rem": "remainder", "max": "maximum", "min": "minimum", "pow": "power", "nextafter": "next_after"},
     **dict.fromkeys(ORDER, "compare"),
 }
-#: Primitives that are an op of the same operands: its name, and its attributes with the params that they are.
-ALIKE: dict[str, tuple[str, dict[str, str]]] = {
-    "bitcast_convert_type": ("bitcast_convert", {}),
-    "broadcast_in_dim": ("broadcast_in_dim", {"broadcast_dimensions": "broadcast_dimensions"}),
-    "concatenate": ("concatenate", {"dimension": "dimension"}),
-    "dynamic_slice": ("dynamic_slice", {"slice_sizes": "slice_sizes"}),
-    "dynamic_update_slice": ("dynamic_update_slice", {}),
-    "iota": ("iota", {"dimension": "dimension"}),
-    "optimization_barrier": ("barrier", {}),
-    "reduce_precision": (
-        "reduce_precision",
-        {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
-    ),
-    "reshape": ("reshape", {}),
-    "rev": ("reverse", {"dimensions": "dimensions"}),
-    "squeeze": ("reshape", {}),
-    "transpose": ("transpose", {"permutation": "permutation"}),
+#: Primitives that are an op of the same operands: its name, and its attributes, which are params of the same names.
+ALIKE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bitcast_convert_type": ("bitcast_convert", ()),
+    "broadcast_in_dim": ("broadcast_in_dim", ("broadcast_dimensions",)),
+    "concatenate": ("concatenate", ("dimension",)),
+    "dynamic_slice": ("dynamic_slice", ("slice_sizes",)),
+    "dynamic_update_slice": ("dynamic_update_slice", ()),
+    "iota": ("iota", ("dimension",)),
+    "optimization_barrier": ("barrier", ()),
+    "reduce_precision": ("reduce_precision", ("exponent_bits", "mantissa_bits")),
+    "reshape": ("reshape", ()),
+    "rev": ("reverse", ("dimensions",)),
+    "squeeze": ("reshape", ()),
+    "transpose": ("transpose", ("permutation",)),
     "triangular_solve": (
         "triangular_solve",
-        {name: name for name in ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")},
+        ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"),
     ),
 }
 #: The ops of reductions, by their names after `reduce_`, `reduce_window_` or `scatter-`.

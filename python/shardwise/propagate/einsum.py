@@ -234,10 +234,7 @@ def einsum(
         name: layout_of(name, given, where, len(side), repr(side))
         for (name, given), side in zip(operands.items(), parsed.operands, strict=True)
     }
-    for name, layout in layouts.items():
-        if layout is not None and layout.unreduced:
-            raise LayoutError(f"{name} is unreduced over {', '.join(layout.unreduced)}; reduce it first")
-    goal = layout_of("out", out, where, len(parsed.result), repr(parsed.result))
+    goal = layout_of("out", out, where, len(parsed.result), repr(parsed.result), unreduced=True)
     shape = tuple(sizes[letter] for letter in parsed.result)
     itemsize = itemsize_of(dtype)
     tensors = [*layouts.values(), goal]

@@ -93,10 +93,6 @@ class Flow:
             self._values[number] = FlowValue(*self._found.value(number))
         return self._values[number]
 
-    def node(self, number: int) -> FlowNode:
-        """Return the op or edge of a number."""
-        return self._node(*self._found.node(number))
-
     def _node(self, number: int, part: str, place: list[int], values: list[int], times: int) -> FlowNode:
         op, when = op_at(self._computation, place) if place else (None, "")
         return FlowNode(number, part, op, values, times, when)
@@ -120,14 +116,12 @@ class Flow:
     @cached_property
     def nodes(self) -> list[FlowNode]:
         """All ops and edges in order, except for those to results."""
-        count, last = self._found.counts
-        return [self.node(number) for number in range(count - last)]
+        return [self._node(*node) for node in self._found.nodes[0]]
 
     @property
-    def outputs(self) -> Iterator[FlowNode]:
+    def outputs(self) -> list[FlowNode]:
         """The edges to results."""
-        count, last = self._found.counts
-        return map(self.node, range(count - last, count))
+        return [self._node(*node) for node in self._found.nodes[1]]
 
     @cached_property
     def constants(self) -> dict[int, tuple[Op, list[int]]]:

@@ -50,22 +50,33 @@ def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
 
 
 def layout_of(
-    name: str, given: TensorLayout | GivenAxes | None, mesh: DeviceMesh, rank: int, what: str = "its tensor"
+    name: str,
+    given: TensorLayout | GivenAxes | None,
+    mesh: DeviceMesh,
+    rank: int,
+    what: str = "its tensor",
+    *,
+    unreduced: bool = False,
 ) -> TensorLayout | None:
-    """Return a given layout on the mesh, checked to have `rank` plain dims; errors begin with its argument's name."""
+    """Return a given layout on the mesh, checked to have `rank` plain dims, and no unreduced axes unless they may be.
+
+    Errors begin with its argument's name.
+    """
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, (TensorLayout, Sequence)):
         raise TypeError(f"{name} must be a TensorLayout, a tuple of axes or None, got {shown(given)}")
-    axes, unreduced = (given.axes, given.unreduced) if isinstance(given, TensorLayout) else (given, ())
+    axes, added = (given.axes, given.unreduced) if isinstance(given, TensorLayout) else (given, ())
     try:
-        layout = TensorLayout(axes, mesh, unreduced=unreduced)
+        layout = TensorLayout(axes, mesh, unreduced=added)
     except (ShardwiseError, TypeError) as error:
         raise type(error)(f"{name}: {error}") from None
     if layout.is_packed:
         raise LayoutError(f"{name} has a packed dim; ops take plain ones")
     if len(layout.axes) != rank:
         raise LayoutError(f"{name} has {len(layout.axes)} dims, but {what} has {rank}")
+    if added and not unreduced:
+        raise LayoutError(f"{name} is unreduced over {', '.join(added)}; reduce it first")
     return layout
 
 

@@ -329,8 +329,6 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> B
     layout = layout_of(name, start.layout, mesh, len(shape))
     if layout is None:
         return None
-    if layout.unreduced:
-        raise LayoutError(f"{name} is unreduced over {', '.join(layout.unreduced)}; reduce it first")
     dims = range(len(shape))
     if isinstance(start.open, bool):
         may_grow = [start.open for _ in dims]

@@ -36,8 +36,9 @@ const SHIFTING: [&str; 9] =
 impl Propagated {
     /// An op or an edge.
     #[must_use]
-    pub fn node(&self, number: usize) -> Option<&Node> {
-        self.flow.nodes.get(number).or_else(|| self.flow.outputs.get(number - self.flow.nodes.len()))
+    pub fn node(&self, number: usize) -> &Node {
+        let nodes = &self.flow.nodes;
+        nodes.get(number).unwrap_or_else(|| &self.flow.outputs[number - nodes.len()])
     }
 
     /// The ops and edges for which something moves, or may.

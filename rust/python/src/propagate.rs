@@ -44,11 +44,6 @@ pub(crate) fn settle<'py>(
         let shapes = shapes.all();
         let layouts = layouts.try_iter()?.map(|layout| specs(&mesh.core, &layout?)).collect::<PyResult<Vec<_>>>()?;
         let rule = rule.core.sized(&shapes).map_err(to_py)?;
-        let ranked =
-            |(layout, shape): (&Option<Specs>, &&[i64])| layout.as_ref().is_none_or(|specs| specs.len() == shape.len());
-        if layouts.len() != shapes.len() || !layouts.iter().zip(&shapes).all(ranked) {
-            return Err(PyValueError::new_err("shapes and layouts must be of the same tensors"));
-        }
         let mesh = &mesh.core;
         let kept = axes(mesh, kept)?;
         let op = Op { mesh, rule: &rule, shapes: &shapes, layouts: &layouts, itemsize, kept: &kept };
@@ -107,17 +102,10 @@ impl Computation {
             let mut rules = HashSet::new();
             let ops = ops.try_iter()?.map(|op| said(op?.extract()?, &shapes, &mut rules));
             let ops = ops.collect::<PyResult<Vec<_>>>()?;
-            let core = CoreComputation { shapes, dtypes, inputs, ops, outputs };
-            if !core.is_sound() {
-                return Err(unsound());
-            }
-            Ok(Self { core: Arc::new(core), ops: OnceLock::new() })
+            let core = Arc::new(CoreComputation { shapes, dtypes, inputs, ops, outputs });
+            Ok(Self { core, ops: OnceLock::new() })
         })
     }
-}
-
-fn unsound() -> PyErr {
-    PyValueError::new_err("shapes, dtypes, ops and outputs must describe the same values")
 }
 
 /// Ops that are alike have one of the `rules`.
@@ -126,8 +114,7 @@ fn said(said: SaidOp<'_>, shapes: &[Arc<[i64]>], rules: &mut HashSet<Arc<Ruled>>
     let bodies: Vec<Arc<CoreComputation>> = bodies.iter().map(|body| body.core.clone()).collect();
     let does = match (rule, &bodies[..], constraint) {
         (Some(rule), ..) => {
-            let shapes = operands.iter().chain(&results).map(|value| shapes.get(*value).cloned());
-            let shapes = shapes.collect::<Option<_>>().ok_or_else(unsound)?;
+            let shapes = operands.iter().chain(&results).map(|value| shapes[*value].clone()).collect();
             let ruled = Arc::new(Ruled { name, rule: rule.core.clone(), shapes, feature });
             Does::Rule(rules.get(&ruled).cloned().unwrap_or_else(|| {
                 rules.insert(ruled.clone());
@@ -183,10 +170,15 @@ impl Propagated {
         })
     }
 
-    /// The number of ops and edges, and of those of them that are edges to results.
+    /// All ops and edges, then the edges to results.
     #[getter]
-    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
+    fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
+            let flow = &self.core.flow;
+            let said = |number: usize| said_node(flow, number, self.core.node(number));
+            let (count, all) = (flow.nodes.len(), self.core.lowered.len());
+            Ok([0..count, count..all].map(|numbers| numbers.map(said).collect::<Vec<_>>()))
+        })
     }
 
     /// The ops and edges for which something moves, or may, each after the number of the first that moves as it does.
@@ -196,14 +188,14 @@ impl Propagated {
             let flow = &self.core.flow;
             let mut firsts = HashMap::new();
             let of = |number: usize| {
-                let node = self.core.node(number)?;
+                let node = self.core.node(number);
                 // What computes in one way is of one rule, and of values of the same layouts.
                 let way = self.core.lowered[number].as_ref().map(Arc::as_ptr);
                 let dtypes: Vec<&str> = node.values.iter().map(|value| &*flow.dtypes[*value]).collect();
                 let first = *firsts.entry((way, node.part, dtypes)).or_insert(number);
-                Some((first, said_node(flow, number, node)))
+                (first, said_node(flow, number, node))
             };
-            Ok(self.core.moving().filter_map(of).collect::<Vec<_>>())
+            Ok(self.core.moving().map(of).collect::<Vec<_>>())
         })
     }
 
@@ -243,16 +235,6 @@ impl Propagated {
         })
     }
 
-    /// An op or edge.
-    #[pyo3(signature = (number, /))]
-    fn node<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || {
-            let node = self.core.node(number);
-            let node = node.ok_or_else(|| PyValueError::new_err(format!("there is no op {number}")))?;
-            Ok(said_node(&self.core.flow, number, node))
-        })
-    }
-
     /// The cuts and layouts with which an op or edge computes; none where nothing cuts any value of it.
     #[pyo3(signature = (number, /))]
     fn how<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
@@ -280,19 +262,6 @@ pub(crate) fn propagated<'py>(
     guard(|| {
         let (policy, core) = (policy_named(policy)?, &computation.core);
         let (inputs, results) = (starts(mesh, inputs)?, starts(mesh, results)?);
-        let ranked = |start: &Option<Arc<Start>>, value: usize| {
-            let rank = core.shapes[value].len();
-            start
-                .as_ref()
-                .is_none_or(|start| [start.specs.len(), start.open.len(), start.priorities.len()] == [rank; 3])
-        };
-        let fits = inputs.len() == core.inputs
-            && results.len() == core.outputs.len()
-            && inputs.iter().enumerate().all(|(value, start)| ranked(start, value))
-            && results.iter().zip(&core.outputs).all(|(start, value)| ranked(start, *value));
-        if !fits {
-            return Err(PyValueError::new_err("the layouts must be those of the inputs and results"));
-        }
         let ops = match computation.ops.get() {
             Some(known) => known,
             None => {
