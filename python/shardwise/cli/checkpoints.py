@@ -32,7 +32,6 @@ from ..store import (
 )
 from ..store.compare.damage import damage_lines
 from ..store.compare.diff import Differences
-from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
@@ -280,7 +279,7 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         options.source, part=True, padded=options.padded, parameter_names=names, layouts=layouts
     ) as checkpoint:
         training = checkpoint.training
-        left_out = [*beside(location_of(options.source), checkpoint), *training.left_out()]
+        left_out = [*beside(checkpoint), *training.left_out()]
         status = 1 if options.strict and (left_out or checkpoint.doubts) else 0
         if options.json:
             said = {"left_out": [each.to_dict() for each in left_out], "doubts": list(checkpoint.doubts)}

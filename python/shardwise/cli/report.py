@@ -31,7 +31,7 @@ from ..show.lines import StyledText
 from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines
 from ..store import open_checkpoint
-from ..store.data.location import Location, location_of
+from ..store.data.location import Location
 from ..store.rewritten.components import reader_of
 from ..store.rewritten.left_out import asked_for, dropped_by_rules, states_alone
 from ..store.rewritten.model_tensors import described_tensors, is_described
@@ -131,7 +131,7 @@ def _applied(options: argparse.Namespace) -> Applied:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
             stored = _asked(stored, unwanted, left_out)
             names = {*names_of(checkpoint)}
-            left_out += beside(location_of(source), checkpoint, unwanted)
+            left_out += beside(checkpoint, unwanted)
             lost = [
                 name
                 for name in (*checkpoint.objects, *checkpoint.unreadable)

@@ -34,6 +34,8 @@ def test_a_safetensors_file_and_folders_of_them(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "model.safetensors"):
         with sw.open_checkpoint(path) as checkpoint:
             assert (checkpoint.format, dict(checkpoint.metadata)) == ("safetensors", {"format": "pt"})
+            assert (checkpoint.given, checkpoint.path) == (path, tmp_path / "model.safetensors")
+            assert checkpoint.part(lambda name: name == "a").given == path
             assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
                 name: np.asarray(array).tolist() for name, array in arrays.items()
             }

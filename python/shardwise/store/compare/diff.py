@@ -26,7 +26,7 @@ from ...rules.rewrites import Rewrites
 from ...rules.state_splits import MASTER
 from ...show.names import lines_alike
 from ..data.engine import check_job_memory, check_threads
-from ..data.location import Location, location_of
+from ..data.location import Location
 from ..formats.open import open_checkpoint
 from ..rewritten.left_out import asked_for, dropped_by_rules, rounded
 from ..rewritten.names import Naming, Which, checked_which, chosen_part, names_of
@@ -189,7 +189,7 @@ def diff_checkpoints(
         (one, other), replaced = _unrounded((one, other))
         one, other = _with_steps(one, other)
         other = _paired(one, other)
-        left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
+        left_out = _not_compared(stored, there, unwanted)
         left_out += (*asked, *also, *replaced)
         if rewrites:
             lost = [name for name in stored.unreadable if not kept_objects([name], rewrites)]
@@ -313,9 +313,8 @@ def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
     return StoredCheckpoint(other.path, other.format, tensors, [], Besides(unreadable=other.unreadable))
 
 
-def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
+def _not_compared(one: StoredCheckpoint, other: StoredCheckpoint, unwanted: NamePattern | None) -> list[LeftOut]:
     """List all things in two checkpoints that are not compared, each with the path of its checkpoint."""
-    (_, one), (_, other) = both = list(both)
     alike, unlike = same_values(one.objects, other.objects)
     differing = {name: text for name, text in unlike.items() if unwanted is None or not unwanted.is_found(name)}
     found: list[LeftOut] = []
@@ -325,7 +324,7 @@ def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: N
         found.append(LeftOut("values", tuple(differing), f"{count}, which diff does not count as tensors: {which}"))
     sizes: dict[str, int] = {}
     values: list[str] = []
-    for given, checkpoint in both:
+    for checkpoint in (one, other):
         known = alike | unlike.keys()
         own = [n for n in checkpoint.objects if n not in known and (unwanted is None or not unwanted.is_found(n))]
         if own:
@@ -336,7 +335,7 @@ def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: N
         if unwanted is not None:
             sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}
             values += [name for name in (*checkpoint.objects, *checkpoint.unreadable) if unwanted.is_found(name)]
-        found += beside(given, checkpoint, unwanted)
+        found += beside(checkpoint, unwanted)
     return [*found, *asked_for(sizes, dict.fromkeys(values))]
 
 

@@ -190,7 +190,7 @@ class _Verification:
             alone = [each for each in alone if each.kind == "states"]
             return VerifyReport(
                 path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
-                tuple(checkpoint.unreadable), (), (*beside(path, whole), *alone, *left_out),
+                tuple(checkpoint.unreadable), (), (*beside(whole), *alone, *left_out),
                 totals_of(checkpoint.described(), whole.training.names),
             )  # fmt: skip
 

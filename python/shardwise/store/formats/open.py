@@ -90,4 +90,5 @@ def open_checkpoint(
     with importing:
         module = import_module(f".{form.module}", __package__)
     opened: StoredCheckpoint = module.open_form(location, **{name: given[name] for name in takes})
+    opened.given = location
     return opened

@@ -126,6 +126,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
 
     Attributes:
         path: The file or folder.
+        given: The path or URL that `open_checkpoint` was given: that of a folder around `path`, or of an index in it.
         format: The checkpoint's format: `"safetensors"`, `"dcp"`, ...
         metadata: The metadata that the checkpoint states about itself.
         objects: The checkpoint's values that are not tensors, by name.
@@ -147,7 +148,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         besides = Besides() if besides is None else besides
         if not (isinstance(tensors, Mapping) and isinstance(besides, Besides) and isinstance(form, str)):
             raise TypeError("open_checkpoint makes each StoredCheckpoint, of a path, a format and mappings")
-        self.path = path
+        self.path = self.given = path
         self.format = form
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(besides.metadata))
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(besides.objects))
@@ -224,7 +225,9 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
             self.unread,
             self.doubts,
         )
-        return StoredCheckpoint(self.path, self.format, tensors, self._files, besides)
+        found = StoredCheckpoint(self.path, self.format, tensors, self._files, besides)
+        found.given = self.given
+        return found
 
     def close(self) -> None:
         """Close the files; arrays taken before stay valid. Closing twice is allowed."""

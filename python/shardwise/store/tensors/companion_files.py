@@ -40,14 +40,15 @@ _UNLISTED = ("orbax",)
 _FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
 
 
-def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) -> list[LeftOut]:
+def beside(checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) -> list[LeftOut]:
     """Say which files with tensors lie in the folder of an open checkpoint, or in a folder there, and are not read.
 
     Args:
-        given: The path that it was opened by: around a file that is opened alone anything may lie.
-        checkpoint: The open checkpoint, whose own files are not listed.
+        checkpoint: The open checkpoint, whose own files are not listed. Around a file that is opened alone anything may
+            lie.
         unwanted: What is found in the names of those that nobody is to be warned of.
     """
+    given = checkpoint.given
     is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
     if checkpoint.format in _UNLISTED or not (is_index or given.is_dir()):
         return []
@@ -117,13 +118,14 @@ def companion_names(texts: Iterable[str], own: re.Pattern[str] | None = None) ->
     return tuple(sorted(name for name in texts if is_companion(name) and not (own and own.fullmatch(name))))
 
 
-def model_folder(given: Location, form: str) -> Location | None:
-    """Return the folder whose other files describe the model of a checkpoint of this format.
+def model_folder(checkpoint: StoredCheckpoint) -> Location | None:
+    """Return the folder whose other files describe the model of a checkpoint.
 
     It is the path that the checkpoint was opened by, or has that path, an index. `None` for one file, whose folder may
     hold anything.
     """
-    if form not in _FOLDERS:
+    given = checkpoint.given
+    if checkpoint.format not in _FOLDERS:
         return None
     if given.is_dir():
         return given

@@ -123,7 +123,7 @@ class Preparation:
         self.left_out: list[LeftOut] = []
         self.obstacles: list[str] = []
         self._along: dict[str, bytes] = {}
-        self._folder = model_folder(source, checkpoint.format)
+        self._folder = model_folder(checkpoint)
         if request.config is None:
             self._config, self.doubts = config_or_doubt(source, is_model=self._folder is not None)
         else:
@@ -331,7 +331,7 @@ class Preparation:
     def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
         """Note the tensors that rules or losses leave out, and a `drop` pattern that is found in no name."""
         checkpoint, unwanted = self._checkpoint, self._request.naming.unwanted
-        unread = beside(self._source, checkpoint, unwanted)
+        unread = beside(checkpoint, unwanted)
         losses += unread
         self.doubts += [str(each) for each in losses if each.kind != "asked"]
         self.left_out += [*lost, *losses]
