@@ -15,7 +15,7 @@ from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
-from ..rules.numbers import config_beside, reading_for
+from ..rules.numbers import reading_for
 from ..rules.rewrites import Rewrites
 from ..rules.shipped import example_rules
 from ..show.lines import printable
@@ -33,6 +33,7 @@ from ..store import (
 from ..store.compare.damage import damage_lines
 from ..store.compare.diff import Differences
 from ..store.tensors.companion_files import beside
+from ..store.tensors.model_config import config_beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
 from .layouts import check_for, layouts_alone, source_layouts

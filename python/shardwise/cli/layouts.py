@@ -9,8 +9,9 @@ from ..deploy.deployment import Deployment
 from ..deploy.read import layouts_of
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
-from ..rules.numbers import Config, config_beside, reading_for
+from ..rules.numbers import Config, reading_for
 from ..rules.toml import read_document
+from ..store.tensors.model_config import config_beside
 from .notation import parse_mesh
 
 __all__ = ["check_for", "layouts_alone", "read_layouts", "source_layouts"]

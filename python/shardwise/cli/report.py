@@ -20,7 +20,7 @@ from ..quantized.outline import Outline, components_in
 from ..quantized.unstated import cast_weights, check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
-from ..rules.numbers import config_beside, read_config, reading_for
+from ..rules.numbers import Config, read_config, reading_for
 from ..rules.pattern import NamePattern
 from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport
@@ -37,6 +37,7 @@ from ..store.rewritten.left_out import asked_for, dropped_by_rules, states_alone
 from ..store.rewritten.model_tensors import described_tensors, is_described
 from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
+from ..store.tensors.model_config import config_beside
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
@@ -108,7 +109,7 @@ def _applied(options: argparse.Namespace) -> Applied:
     """
     source, rules, drop = options.source, options.rules, options.drop
     bare = source_layouts(options, source)
-    given = options.config or config_beside(source)
+    given: Config | None = options.config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
     layouts, rewrites = _rules_of(options, given)
@@ -153,7 +154,7 @@ def _applied(options: argparse.Namespace) -> Applied:
     return Applied(path, mesh, report, layouts, tuple(left_out), totals)
 
 
-def _rules_of(options: argparse.Namespace, config: Path | str | None) -> tuple[LayoutMap | Deployment, Rewrites]:
+def _rules_of(options: argparse.Namespace, config: Config | None) -> tuple[LayoutMap | Deployment, Rewrites]:
     """Return the layouts and rewrites that the options name, after the rewrites of bare files of ranks are undone."""
     rules, mesh = options.rules, None if options.mesh is None else parse_mesh(options.mesh)
     check_for(mesh, options.preset)

@@ -19,7 +19,7 @@ from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
 from ..quantized.component import StoredLook
 from ..quantized.forms import NO_COMPONENTS, find_kinds
-from ..rules.numbers import config_beside, read_config, reading_for
+from ..rules.numbers import read_config, reading_for
 from ..rules.wrapped import language_config
 from ..state import OPTIMIZERS, Lora, TrainingState, training_state
 from .state_text import Findings, print_findings, print_unknown
@@ -97,17 +97,18 @@ def _by_rules(
     from ..quantized.outline import components_in
     from ..rules.layout_map import LayoutMap
     from ..rules.rewrites import Rewrites
+    from ..store.tensors.model_config import config_beside
     from .layouts import read_layouts
     from .notation import parse_mesh
 
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    given = options.config or config_beside(options.model)
+    given = options.config or config_beside(options.model) or dict(model.config) or None
     with reading_for(options.model):
-        layouts = read_layouts(options.rules, mesh, given or (dict(model.config) or None))
+        layouts = read_layouts(options.rules, mesh, given)
     if layouts.world is None:
         raise no_mesh(options.rules, layouts)
     stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in model.tensors.items()}
-    rewrites = Rewrites.from_toml(options.rules, config=given or (dict(model.config) or None))
+    rewrites = Rewrites.from_toml(options.rules, config=given)
     outline, weights = rewritten_outline(stored, rewrites, components_in(stored, model.config, model.read), model.read)
     tensors = {name: StoredLook(dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
 

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from .._arguments import integer, path_of
 from .._atomic import read_file
 from .._expressions import Expression, parse_expression
+from .._fork import cached_property
 from .._json import strict_json
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
@@ -29,7 +30,7 @@ __all__ = [
     "CONFIG_FILES",
     "Config",
     "NamedNumbers",
-    "config_beside",
+    "StoredConfig",
     "config_text",
     "numbered",
     "read_config",
@@ -118,6 +119,8 @@ class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
         """The source of the configuration, for messages."""
         if self._config is None:
             return "the rules file"
+        if isinstance(self._config, StoredConfig):
+            return repr(str(self._config.place))
         return "the configuration" if isinstance(self._config, Mapping) else repr(str(_config_file(self._config)))
 
     def for_messages(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -262,11 +265,34 @@ class _Both(Mapping[str, "int | Sequence[int]"]):
         return len(list(iter(self)))
 
 
-def config_beside(checkpoint: str | os.PathLike[str]) -> str | None:
-    """Return the path of the configuration in a checkpoint's folder; `None` if there is none."""
-    path = path_of(checkpoint)
-    folder = path if path.is_dir() else path.parent
-    return next((str(folder / name) for name in CONFIG_FILES if (folder / name).is_file()), None)
+class StoredConfig(Mapping[str, Any]):
+    """A model's configuration in a file or an object, which is read when it is first needed.
+
+    Args:
+        place: Its path or URL.
+        read: Returns its bytes.
+
+    >>> config = StoredConfig("HF/config.json", lambda: b'{"num_attention_heads": 32}')
+    >>> NamedNumbers({"heads": "num_attention_heads"}, config)["heads"]
+    32
+    """
+
+    def __init__(self, place: object, read: Callable[[], bytes]) -> None:
+        self.place = place
+        self._read = read
+
+    @cached_property
+    def _contents(self) -> Mapping[str, Any]:
+        return parsed_config(self._read(), self.place)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._contents[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
 
 
 @contextmanager

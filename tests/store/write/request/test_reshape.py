@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from tests.store.stores import Store
 from tests.store.tasks import MESH, mixed, mixed_rules
 
 from ....checks import same_tensors
@@ -200,12 +201,18 @@ def test_rules_make_a_plan_too(llama: Path, tmp_path: Path) -> None:
 
 
 def test_rules_take_the_numbers_of_the_configuration_beside_a_source_that_is_given_by_url(
-    llama: Path, tmp_path: Path
+    llama: Path, tmp_path: Path, memory: Store
 ) -> None:
     mesh = sw.DeviceMesh((2,), ("tp",))
-    for name, source in (("path", llama), ("url", llama.as_uri())):
+    stored = memory.place()
+    memory.put(llama, stored)
+    for name, source in (("path", llama), ("file", llama.as_uri()), ("store", stored)):
         sw.reshard_checkpoint(source, tmp_path / name, rules="vllm/llama", mesh=mesh, to="ranks", sync=False)
-    assert sw.diff_checkpoints(tmp_path / "path", tmp_path / "url") == []
+    for name in ("file", "store"):
+        assert sw.diff_checkpoints(tmp_path / "path", tmp_path / name) == []
+    stored.filesystem.pipe_file((stored / "config.json").key, b"{}")
+    with pytest.raises(sw.LayoutError, match=r"'memory://\S+/model/config\.json' has no num_attention_heads"):
+        sw.reshard_checkpoint(stored, tmp_path / "none", rules="vllm/llama", mesh=mesh, to="ranks")
 
 
 def test_two_arguments_that_say_the_same_are_refused(llama: Path, tmp_path: Path) -> None:

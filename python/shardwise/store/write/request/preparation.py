@@ -21,12 +21,11 @@ from ....quantized.forms import Components
 from ....quantized.method import quantization_of
 from ....quantized.unstated import cast_weights
 from ....rules.left_out import LeftOut
-from ....rules.numbers import config_text, read_config
+from ....rules.numbers import config_text
 from ....rules.optax import adam_counts
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
 from ....shared_tiling import SharedTiling
-from ...data.location import Location
 from ...rewritten.components import outline_of
 from ...rewritten.convert import is_converted
 from ...rewritten.groups import Grouped, grouped_values
@@ -39,12 +38,22 @@ from ...rewritten.left_out import (
     states_alone,
     without_a_place,
 )
-from ...rewritten.names import Renamed, chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
+from ...rewritten.names import (
+    Renamed,
+    chosen,
+    chosen_part,
+    idle_renames,
+    kept_values,
+    key_paths,
+    names_of,
+    refuse_unreadable,
+    renamed_tensors,
+)
 from ...rewritten.partitions import DescribedTensors
 from ...rewritten.wanted import number_of, wanted_bytes, wanted_number, wanted_stored
 from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of, model_folder
-from ...tensors.model_config import config_or_doubt
+from ...tensors.model_config import config_beside, config_or_doubt
 from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, doubts_about_optax
 from ..forms.engines import check_family
@@ -117,17 +126,18 @@ class Preparation:
         obstacles: Reasons why no task can be run alone.
     """
 
-    def __init__(self, request: Request, source: Location, checkpoint: StoredCheckpoint) -> None:
-        self._request, self._source, self._checkpoint = request, source, checkpoint
+    def __init__(self, request: Request, checkpoint: StoredCheckpoint) -> None:
         self.doubts: list[str] = []
-        self.left_out: list[LeftOut] = []
         self.obstacles: list[str] = []
         self._along: dict[str, bytes] = {}
         self._folder = model_folder(checkpoint)
-        if request.config is None:
-            self._config, self.doubts = config_or_doubt(source, is_model=self._folder is not None)
-        else:
-            self._config = read_config(request.config)
+        config = config_beside(checkpoint.given) if request.config is None else request.config
+        self._request = request = request.read(config)
+        self._config, self.doubts = config_or_doubt(
+            config, is_needed=request.config is not None or self._folder is not None
+        )
+        self._checkpoint, self.left_out = chosen_part(checkpoint, request.naming.which)
+        refuse_unreadable(self._checkpoint, request.naming)
 
     def plan(self, scratch: ScratchFile) -> CheckpointPlan:
         """Return the plan of the new checkpoint. With a dry scratch file nothing is written; warnings are found.
@@ -157,14 +167,14 @@ class Preparation:
 
     def _contents(self, scratch: ScratchFile, taken: _Taken) -> _FormContents:
         """Return the tensors and values as the form has them."""
-        checkpoint, kept, values = self._checkpoint, taken.kept, taken.values
+        checkpoint, kept, values, dtype = self._checkpoint, taken.kept, taken.values, self._request.dtype
         if self._request.to == "megatron":
             said = self._said(grouped_values(checkpoint, values, taken.tensors))
-            is_other = self._request.dtype is not None
-            source = self._renamed(scratch, None) if is_other else Renamed(taken.tensors, taken.weights, {})
+            source = self._renamed(scratch, None) if dtype is not None else Renamed(taken.tensors, taken.weights, {})
             is_state = self._request.naming.which == "state"
             megatron = megatron_form(kept, said, self._number, source.tensors, is_state=is_state)
-            _, wanted = self._wanted(scratch, {name: kept[name] for name in megatron.names.values()}, taken.weights)
+            renamed = {name: kept[name] for name in megatron.names.values()}
+            _, wanted = self._wanted(scratch, renamed, taken.weights, dtype)
             by_name = {tensor.name: tensor for tensor in wanted}
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
             wanted += self._unrounded(scratch, source, megatron.unrounded)
@@ -178,7 +188,7 @@ class Preparation:
             homeless = [*(old for old in rest if old not in placed), *held.homeless]
             tensors = form_tensors(self._request, "dcp", wanted)
             return _FormContents(tensors, held, {}, megatron.doubts, losses, rest, homeless)
-        names, wanted = self._wanted(scratch, kept, taken.weights)
+        names, wanted = self._wanted(scratch, kept, taken.weights, dtype)
         form = chosen_form(self._request, is_cut=any(tensor.partition is not None for tensor in wanted))
         own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
         wanted = self._as_trained(form, [tensor for tensor in wanted if tensor.name not in own], taken, scratch.is_dry)
@@ -258,10 +268,8 @@ class Preparation:
         """Return tensors as they are without `dtype`; `names` has their new names, each with that of the original."""
         if not names:
             return []
-        other = Preparation(replace(self._request, dtype=None), self._source, self._checkpoint)
         kept = {name: source.tensors[name] for name in names.values()}
-        found = {tensor.name: tensor for tensor in other._wanted(scratch, kept, source.weights)[1]}
-        self.obstacles += other.obstacles
+        found = {tensor.name: tensor for tensor in self._wanted(scratch, kept, source.weights, None)[1]}
         return [replace(found[name], name=new) for new, name in names.items()]
 
     def _said(self, values: Grouped) -> dict[str, Any]:
@@ -304,9 +312,12 @@ class Preparation:
         return scratch.tensor(new, tensor, dtype, partition, request.memory, compare=request.compares)
 
     def _wanted(
-        self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components
+        self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components, dtype: Dtype | None
     ) -> tuple[dict[str, str], list[Wanted]]:
-        """Return new names by old ones, for stored tensors that no rewrite changes; and all tensors to be written."""
+        """Return new names by old ones, for stored tensors that no rewrite changes; and all tensors to be written.
+
+        Stored tensors are converted to `dtype`, if it is given.
+        """
         request = self._request
         names: dict[str, str] = {}
         wanted, fine = [], 0
@@ -315,7 +326,7 @@ class Preparation:
             partition = partitions[name]
             if made.stored is not None:
                 names[made.stored] = name
-                wanted.append(self._stored(scratch, request.dtype, made.stored, name, partition))
+                wanted.append(self._stored(scratch, dtype, made.stored, name, partition))
             elif not made.is_scattered:
                 wanted.append(made.wanted(name, partition))
             elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:

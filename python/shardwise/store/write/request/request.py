@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO, TypeAlias
 
 from ...._arguments import instance, integer, is_true, optional
@@ -16,7 +16,7 @@ from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import NO_LAYOUTS, Layouts, Placing, placing_of
-from ....rules.numbers import Config, config_beside, reading_for
+from ....rules.numbers import Config
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
 from ...data.location import Location
@@ -26,7 +26,7 @@ from ..forms.forms import Target
 from ..places.work import MEMORY
 from ..plan.data import LEAST_ASKED
 
-__all__ = ["FILE_BYTES", "CutsAndRewrites", "Request", "RulesFile", "placing_over"]
+__all__ = ["FILE_BYTES", "Request", "RulesFile", "placing_over"]
 
 #: A rules file: its path, the name of one of the package's, or an open text file.
 RulesFile: TypeAlias = str | os.PathLike[str] | TextIO
@@ -40,7 +40,9 @@ class Request:
 
     Attributes:
         target: its path or URL.
-        layouts: how its tensors are cut.
+        layouts: how its tensors are cut; if there are rules, they say so once they are read.
+        mesh: the mesh of the rules.
+        rules, source_rules: files of rules that are still to be read; see `read`.
         to: its format; `None` for the one that the path and the cuts suggest.
         memory: bytes for all `workers`.
         naming: which tensors and values of a source are written, and under which names.
@@ -69,21 +71,27 @@ class Request:
     config: Config | None = None
     is_written: bool = True
     resume: bool = False
+    mesh: DeviceMesh | None = None
+    rules: RulesFile | None = None
+    source_rules: RulesFile | None = None
 
     @classmethod
     def of(
-        cls, target: Location, *, dtype: Any, names: Mapping[str, Any], replicas: str, overflow: Any, **asked: Any
-    ) -> Request:
+        cls, target: Location, *, layouts: Layouts | None, dtype: Any, names: Mapping[str, Any], replicas: str,
+        overflow: Any, **asked: Any,
+    ) -> Request:  # fmt: skip
         """Return the request for arguments of `reshard_checkpoint`; `names` are rename, rewrites, only, drop and which.
 
         Raises:
-            LayoutError: if an argument has an unknown value; the message names the argument.
+            LayoutError: if an argument has an unknown value; the message names the argument. If two arguments
+                contradict each other.
             TypeError: if a value is of the wrong type.
         """
         if instance("replicas", replicas, str) not in ("check", "first"):
             raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
         return cls(
             target,
+            placing_over(layouts, asked["mesh"], asked["to"]) if asked["rules"] is None else placing_of(layouts),
             naming=_naming(**names),
             overflow=checked_overflow(overflow),
             dtype=None if dtype is None else _float_dtype(dtype),
@@ -92,6 +100,12 @@ class Request:
         )
 
     def __post_init__(self) -> None:
+        optional("mesh", self.mesh, DeviceMesh)
+        if self.rules is not None and self.layouts is not NO_LAYOUTS:
+            raise LayoutError("layouts and rules are both given; the file has layouts of its own")
+        if self.naming.rewrites is not None and (self.rules is not None or self.source_rules is not None):
+            file = "rules" if self.rules is not None else "source_rules"
+            raise LayoutError(f"rewrites and {file} are both given; the file has rewrites of its own")
         is_true("strict", self.strict)
         optional("metadata", self.metadata, Mapping)  # type: ignore[type-abstract]
         most = integer("max_file_bytes", self.max_file_bytes)
@@ -107,52 +121,31 @@ class Request:
                 raise LayoutError(f"task_bytes is {asked}; it must be at least {LEAST_ASKED}")
             object.__setattr__(self, "task_bytes", asked)
 
-
-@dataclass(frozen=True)
-class CutsAndRewrites:
-    """The layouts and rewrites that the arguments of `reshard_checkpoint` ask for."""
-
-    layouts: Layouts | None = None
-    mesh: DeviceMesh | None = None
-    rules: RulesFile | None = None
-    source_rules: RulesFile | None = None
-    rewrites: Rewrites | None = None
-
-    def read(self, source: Location, to: Target | None, config: Config | None) -> tuple[Placing, Rewrites | None]:
-        """Read the rules files, and return the layouts and the rewrites.
+    def read(self, config: Config | None) -> Request:
+        """Return the request with the layouts and rewrites of its rules files, which are read here, once.
 
         Args:
-            source: the source, whose folder may have a `config.json`.
-            to: the format; only `"fsdp2"` takes a mesh without layouts.
-            config: the model's configuration, instead of the source's.
+            config: The configuration of the source, for the numbers that rules name.
 
         Raises:
-            ParseError, LayoutError, MeshError, OSError: as for `read_rules`.
-            LayoutError: if two arguments contradict each other, or one is missing.
-            TypeError: if an argument is of the wrong type.
+            ParseError, LayoutError, MeshError, OSError: as for `read_rules`; a LayoutError if there is no mesh.
         """
-        optional("mesh", self.mesh, DeviceMesh)
         if self.rules is None and self.source_rules is None:
-            return placing_over(self.layouts, self.mesh, to), self.rewrites
-        if self.rewrites is not None:
-            file = "rules" if self.rules is not None else "source_rules"
-            raise LayoutError(f"rewrites and {file} are both given; the file has rewrites of its own")
-        if config is None:
-            config = config_beside(str(source))
-        layouts, mesh, found, read = self.layouts, self.mesh, Rewrites(), None
-        if self.rules is not None and layouts is not None:
-            raise LayoutError("layouts and rules are both given; the file has layouts of its own")
-        with reading_for(str(source)):
-            if self.source_rules is not None:
-                found += Rewrites.from_toml(self.source_rules, config=config).inverse()
-            if self.rules is not None:
-                read, rewrites = read_rules(self.rules, mesh, config=config)
-                found += rewrites
-        if read is not None and (read.rules() or read.default is not None):  # Else it is a file with rewrites only.
-            if read.world is None:
+            return self
+        layouts, found = self.layouts, Rewrites()
+        if self.source_rules is not None:
+            found += Rewrites.from_toml(self.source_rules, config=config).inverse()
+        if self.rules is not None:
+            read, rewrites = read_rules(self.rules, self.mesh, config=config)
+            found += rewrites
+            if not read.rules() and read.default is None:  # A file with rewrites only.
+                layouts = placing_over(None, self.mesh, self.to)
+            elif read.world is None:
                 raise no_mesh(self.rules, read)
-            layouts, mesh = read, None
-        return placing_over(layouts, mesh, to), found or None
+            else:
+                layouts = placing_of(read)
+        naming = replace(self.naming, rewrites=found or None)
+        return replace(self, layouts=layouts, naming=naming, mesh=None, rules=None, source_rules=None)
 
 
 def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | None) -> Placing:

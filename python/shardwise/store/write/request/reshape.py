@@ -19,7 +19,7 @@ from ....rules.rewrites import Rewrites
 from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.open import open_checkpoint
 from ...rewritten.convert import Overflow
-from ...rewritten.names import Which, chosen_part, refuse_unreadable
+from ...rewritten.names import Which
 from ..forms.forms import Target
 from ..places import check_writable, claim_name, locked, refuse_source
 from ..places.report import WriteReport
@@ -27,7 +27,7 @@ from ..places.work import MEMORY, RETRIES, Work, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .preparation import Preparation
-from .request import FILE_BYTES, CutsAndRewrites, Request, RulesFile
+from .request import FILE_BYTES, Request, RulesFile
 from .save import warn
 from .scratch import ScratchFile, opened_scratch
 
@@ -168,17 +168,16 @@ def reshard_checkpoint(
         executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
-    source, target = location_of(src), location_of(dst)
-    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(source, to, config)
+    target = location_of(dst)
     request = Request.of(
-        target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
+        target, layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven, dtype=dtype,
+        overflow=overflow, names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         source_layouts=source_layouts,
         workers=worker_count(work), resume=work.resume,
     )  # fmt: skip
-    with _planned(source, request) as made:
+    with _planned(src, request) as made:
         warn(made.warnings)
         return replace(run_whole(made, work), path=target, warnings=made.warnings, left_out=made.left_out)
 
@@ -244,16 +243,15 @@ def plan_checkpoint(
     2 done
     True
     """
-    source, target = location_of(src), location_of(dst)
-    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(source, to, config)
+    target = location_of(dst)
     request = Request.of(
-        target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
+        target, layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven, dtype=dtype,
+        overflow=overflow, names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         source_layouts=source_layouts, is_written=False,
     )  # fmt: skip
-    with _planned(source, request) as made:
+    with _planned(src, request) as made:
         if made.is_finished():
             raise taken(target)
         warn(made.warnings)
@@ -261,40 +259,34 @@ def plan_checkpoint(
 
 
 @contextmanager
-def _planned(source: Location, request: Request) -> Iterator[CheckpointPlan]:
+def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterator[CheckpointPlan]:
     """Yield the plan of a request; the source stays open, and the destination locked, until the block ends."""
     target = request.target
-    refuse_source(source, target)
     with uncollected():
         opened = open_checkpoint(
-            source,
-            padded=request.padded,
-            parameter_names=request.parameter_names,
-            layouts=request.source_layouts,
+            src, padded=request.padded, parameter_names=request.parameter_names, layouts=request.source_layouts
         )
-    with (
-        opened as whole,
-        locked(target) if request.is_written else nullcontext(),
-        opened_scratch(target, is_written=request.is_written, overflow=request.overflow) as scratch,
-    ):
-        claim_name(target, is_written=request.is_written, resume=request.resume)
-        checkpoint, asked = chosen_part(whole, request.naming.which)
-        refuse_unreadable(checkpoint, request.naming)
-        planning = Preparation(request, source, checkpoint)
-        planning.left_out += asked
-        # What must be written to a file first is counted before anything is.
-        dry = ScratchFile(target, is_dry=True)
-        with uncollected():
-            made = planning.plan(dry)
-        if request.is_written and dry.nbytes:
-            if not request.resume:
-                check_writable(made.path, made.nbytes + dry.nbytes)
-                made.place.claim(resume=False)
-            made = planning.plan(scratch)
-        obstacle = planning.obstacles[0] if planning.obstacles and not request.is_written else ""
-        yield made.noted(
-            warnings=(*planning.doubts, *scratch.warnings),
-            left_out=tuple(planning.left_out),
-            obstacle=obstacle,
-            is_sampled=request.is_written or is_sampled(source),
-        )
+    with opened as checkpoint:
+        refuse_source(checkpoint.given, target)
+        with (
+            locked(target) if request.is_written else nullcontext(),
+            opened_scratch(target, is_written=request.is_written, overflow=request.overflow) as scratch,
+        ):
+            claim_name(target, is_written=request.is_written, resume=request.resume)
+            planning = Preparation(request, checkpoint)
+            # What must be written to a file first is counted before anything is.
+            dry = ScratchFile(target, is_dry=True)
+            with uncollected():
+                made = planning.plan(dry)
+            if request.is_written and dry.nbytes:
+                if not request.resume:
+                    check_writable(made.path, made.nbytes + dry.nbytes)
+                    made.place.claim(resume=False)
+                made = planning.plan(scratch)
+            obstacle = planning.obstacles[0] if planning.obstacles and not request.is_written else ""
+            yield made.noted(
+                warnings=(*planning.doubts, *scratch.warnings),
+                left_out=tuple(planning.left_out),
+                obstacle=obstacle,
+                is_sampled=request.is_written or is_sampled(checkpoint.given),
+            )
