@@ -76,6 +76,7 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path,
     for file in (gone, bad, fifo, tmp_path):
         assert str(file) in error_of(capsys, "report", gpt, *mesh, "--rules", file)
     assert "--mesh is missing" in error_of(capsys, "report", gpt, "--rules", rules)
+    assert "--mesh is missing" in error_of(capsys, "reshard", gpt, tmp_path / "out", "--rules", rules)
     assert "model" in error_of(capsys, "report", gpt, "--mesh", "data=2", "--rules", rules)
     folder = tmp_path / "folder"
     folder.mkdir()
