@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..partition import Partition
-    from ..piece import Piece
 
-__all__ = ["assembled", "place_of", "put_together"]
+__all__ = ["assembled", "put_together"]
 
 
 def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -23,7 +22,7 @@ def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shap
     refuse_mask("the array, whose shards are copies because a dim is packed,", array)
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
     for piece in partition.pieces(partition.device_mesh.device(position)):
-        shard[place_of(piece)] = array[piece.box]
+        piece.view(shard)[...] = array[piece.box]
     shard.flags.writeable = False
     return shard
 
@@ -35,13 +34,5 @@ def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> np
     # From the last to the first, so that the values of the first device that has them win.
     for position in range(len(shards) - 1, -1, -1):
         for piece in partition.pieces(labels[position]):
-            array[piece.box] = shards[position][place_of(piece)]
+            array[piece.box] = piece.view(shards[position])
     return array
-
-
-def place_of(piece: Piece) -> tuple[slice, ...]:
-    """Return the piece in its device's own array."""
-    assert isinstance(piece.start, tuple)
-    return tuple(
-        slice(start, start + side.stop - side.start) for start, side in zip(piece.start, piece.box, strict=True)
-    )

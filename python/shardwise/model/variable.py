@@ -13,7 +13,6 @@ from .._arguments import optional, refuse_mask, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
 from .._tree import children, named_leaves
-from ..array.pieces import place_of
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -177,11 +176,8 @@ class Variable:
         array: npt.NDArray[Any] = np.empty(self._shape, self._dtype)
         for shard_id, data in self._all_buffers().items():
             owner = partition.devices_holding(shard_id)[0]
-            if partition.is_packed:
-                for piece in partition.pieces(owner):
-                    array[piece.box] = data[place_of(piece)]
-            else:
-                array[partition.box(owner)] = data
+            for piece in partition.pieces(owner):
+                array[piece.box] = piece.view(data)
         return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -251,12 +247,12 @@ class Variable:
             buffer: npt.NDArray[Any] = np.zeros(partition.shard_shape(device), self._dtype)
             for piece in partition.pieces(device):
                 if whole is not None:
-                    buffer[place_of(piece)] = whole[piece.box]
+                    piece.view(buffer)[...] = whole[piece.box]
                     continue
                 key = tuple((one.start, one.stop) for one in piece.box)
                 if key not in made:
                     made[key] = self._made(placement.path, tuple(stop - start for start, stop in key), piece.box)
-                buffer[place_of(piece)] = made[key]
+                piece.view(buffer)[...] = made[key]
             buffers[shard_id] = buffer
         return buffers
 

@@ -80,13 +80,12 @@ def wanted_arrays(tensors: Mapping[str, Any], *, check: bool) -> list[Wanted]:
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     for name, value in tensors.items():
+        check_name(name)
         if isinstance(value, Mapping):
             advice = (
                 f"join the names of what is nested, as in {{{_joined(name, value)}: …}}" if value else "leave it out"
             )
             raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
-    for name in tensors:
-        check_name(name)
     return [wanted_array(name, value, check=check) for name, value in tensors.items()]
 
 
@@ -163,16 +162,10 @@ def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
         for piece in tiling.pieces(holder):
-            box = sides_of(piece.box)
-            if any(start == stop for start, stop in box):
-                continue
-            if isinstance(piece.start, int):
-                located = LocatedPiece.dense(box, array, piece.start * array.strides[0], array.strides[0])
-            else:
-                offset = sum(at * stride for at, stride in zip(piece.start, array.strides, strict=True))
-                located = LocatedPiece(box, array, offset, array.strides)
-            (replicas if box in seen else pieces).append(located)
-            seen.add(box)
+            box, view = sides_of(piece.box), piece.view(array)
+            if view.size:
+                (replicas if box in seen else pieces).append(LocatedPiece(box, view, 0, view.strides))
+                seen.add(box)
     partition = tiling if isinstance(tiling, Partition) else None
     rank = len(value.shape)
     held = Pieces.of(pieces, rank), Pieces.of(replicas, rank)
