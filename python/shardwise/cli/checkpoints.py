@@ -33,10 +33,9 @@ from ..store import (
 from ..store.compare.damage import damage_lines
 from ..store.compare.diff import Differences
 from ..store.tensors.companion_files import beside
-from ..store.tensors.model_config import config_beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
-from .layouts import check_for, layouts_alone, source_layouts
+from .layouts import check_for, config_for, layouts_alone, source_layouts
 from .notation import parse_memory, parse_mesh
 from .options import read_names
 from .progress import ShownProgress
@@ -80,8 +79,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
     contents: dict[str, Any] = {"rules": options.rules, "source_rules": options.source_rules, "rewrites": None}
     if options.preset is not None:
         with reading_for(options.source):
-            config = options.config or config_beside(options.source)
-            made = preset(options.preset, config, rules=options.rules, form=form)
+            made = preset(options.preset, config_for(options, options.source), rules=options.rules, form=form)
         _check_names(example_rules().get(made.source), form)
         rewrites = _rewrites(options, options.source) + made.rewrites
         layouts, form = made.layouts, form or made.form
@@ -135,7 +133,7 @@ def refused() -> Iterator[None]:
 
 
 def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:
-    config, rewrites = options.config or config_beside(source), Rewrites()
+    config, rewrites = config_for(options, source), Rewrites()
     with reading_for(source):
         if options.source_rules is not None:
             rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()

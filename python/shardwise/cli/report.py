@@ -37,11 +37,10 @@ from ..store.rewritten.left_out import asked_for, dropped_by_rules, states_alone
 from ..store.rewritten.model_tensors import described_tensors, is_described
 from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
-from ..store.tensors.model_config import config_beside
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
-from .layouts import check_for, read_layouts, source_layouts
+from .layouts import check_for, config_for, read_layouts, source_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -109,7 +108,7 @@ def _applied(options: argparse.Namespace) -> Applied:
     """
     source, rules, drop = options.source, options.rules, options.drop
     bare = source_layouts(options, source)
-    given: Config | None = options.config or config_beside(source)
+    given = config_for(options, source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
     layouts, rewrites = _rules_of(options, given)

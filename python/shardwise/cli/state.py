@@ -97,12 +97,11 @@ def _by_rules(
     from ..quantized.outline import components_in
     from ..rules.layout_map import LayoutMap
     from ..rules.rewrites import Rewrites
-    from ..store.tensors.model_config import config_beside
-    from .layouts import read_layouts
+    from .layouts import config_for, read_layouts
     from .notation import parse_mesh
 
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    given = options.config or config_beside(options.model) or dict(model.config) or None
+    given = config_for(options, options.model) or dict(model.config) or None
     with reading_for(options.model):
         layouts = read_layouts(options.rules, mesh, given)
     if layouts.world is None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ...errors import ParseError
 from ...rules.numbers import CONFIG_FILES, Config, StoredConfig, read_config
-from ..data.location import Location, location_of, open_file
+from ..data.location import Location, open_file
 
 __all__ = ["config_beside", "config_of", "config_or_doubt"]
 
 _LARGEST = 2**24
 
 
-def config_beside(checkpoint: str | os.PathLike[str] | Location) -> StoredConfig | None:
+def config_beside(checkpoint: Location) -> StoredConfig | None:
     """Return the model's configuration in a checkpoint's folder, on a disk or in a store; `None` if there is none.
 
     It is read when it is first needed; see `config_of` for the errors.
     """
-    path = location_of(checkpoint)
-    folder = path if path.is_dir() else path.parent
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     file = next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)
     return None if file is None else StoredConfig(file, partial(_bytes_of, file))
 
