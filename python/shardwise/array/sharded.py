@@ -157,6 +157,11 @@ class ShardedArray(Drawn, ShardSource):
         return self._tiling.size * self._dtype.itemsize
 
     @property
+    def whole(self) -> npt.NDArray[Any] | None:
+        """The global array, if the shards are parts of one, as `distribute_tensor` makes them; else `None`."""
+        return self._array
+
+    @property
     def _is_packed(self) -> bool:
         """True if the devices hold several pieces each, because a dim is packed."""
         return isinstance(self._tiling, Partition) and self._tiling.is_packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,9 @@ def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool
         tiling.device_mesh.axis_size(axis) > 1 for axis in tiling.layout.unreduced
     ):
         raise LayoutError(f"tensor {shown(name)} holds partial sums over {tiling.layout.unreduced}; add them first")
+    partition = tiling if isinstance(tiling, Partition) else None
+    if value.whole is not None:
+        return replace(wanted_array(name, value.whole), partition=partition, identity=id(value))
     seen: set[Bounds] = set()
     pieces: list[LocatedPiece] = []
     replicas: list[LocatedPiece] = []
@@ -166,7 +170,6 @@ def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool
             if view.size:
                 (replicas if box in seen else pieces).append(LocatedPiece(box, view, 0, view.strides))
                 seen.add(box)
-    partition = tiling if isinstance(tiling, Partition) else None
     rank = len(value.shape)
     held = Pieces.of(pieces, rank), Pieces.of(replicas, rank)
     return Wanted(name, dtype, value.shape, *held, partition, id(value))
