@@ -137,7 +137,7 @@ def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
         LayoutError: if a sharded array has partial sums; with `check`, if its replicas differ.
     """
     if isinstance(value, ShardedArray):
-        return _wanted_sharded(name, value, _file_dtype(name, value.dtype), check=check)
+        return _wanted_sharded(name, value, check=check)
     refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)
@@ -150,7 +150,7 @@ def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
     return Wanted(name, dtype, array.shape, pieces, identity=identity)
 
 
-def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool) -> Wanted:
+def _wanted_sharded(name: str, value: ShardedArray, *, check: bool) -> Wanted:
     tiling = value.tiling
     if isinstance(tiling, Partition) and any(
         tiling.device_mesh.axis_size(axis) > 1 for axis in tiling.layout.unreduced
@@ -159,6 +159,7 @@ def _wanted_sharded(name: str, value: ShardedArray, dtype: Dtype, *, check: bool
     partition = tiling if isinstance(tiling, Partition) else None
     if value.whole is not None:
         return replace(wanted_array(name, value.whole), partition=partition, identity=id(value))
+    dtype = _file_dtype(name, value.dtype)
     seen: set[Bounds] = set()
     pieces: list[LocatedPiece] = []
     replicas: list[LocatedPiece] = []

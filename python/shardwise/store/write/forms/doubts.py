@@ -57,7 +57,7 @@ def doubts_about(
         form: The format that they are written in.
         wanted: The tensors that are written.
         tensors: The names of all tensors, the new ones.
-        ruled: The tensors to which rules apply, of those that are written; see `ruled_tensors`.
+        ruled: The tensors to which rules apply, of those that are written; see `DescribedTensors.ruled`.
     """
     lost: list[LeftOut] = []
     found: list[str] = []

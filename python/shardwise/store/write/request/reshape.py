@@ -168,18 +168,17 @@ def reshard_checkpoint(
         executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
-    target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven, dtype=dtype,
-        overflow=overflow, names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
+        location_of(dst), layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven,
+        dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
-        source_layouts=source_layouts,
-        workers=worker_count(work), resume=work.resume,
+        source_layouts=source_layouts, workers=worker_count(work), resume=work.resume,
     )  # fmt: skip
     with _planned(src, request) as made:
         warn(made.warnings)
-        return replace(run_whole(made, work), path=target, warnings=made.warnings, left_out=made.left_out)
+        return replace(run_whole(made, work), path=request.target, warnings=made.warnings, left_out=made.left_out)
 
 
 def plan_checkpoint(
@@ -243,17 +242,17 @@ def plan_checkpoint(
     2 done
     True
     """
-    target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven, dtype=dtype,
-        overflow=overflow, names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
+        location_of(dst), layouts=layouts, mesh=mesh, rules=rules, source_rules=source_rules, to=to, uneven=uneven,
+        dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         source_layouts=source_layouts, is_written=False,
     )  # fmt: skip
     with _planned(src, request) as made:
         if made.is_finished():
-            raise taken(target)
+            raise taken(request.target)
         warn(made.warnings)
         return made
 

@@ -98,27 +98,26 @@ def save_checkpoint(
     ...         print(checkpoint.read("w").tolist())
     [[1, 2], [4, 5]]
     """
-    placing = placing_over(layouts, mesh, to)
+    work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
+    request = Request(
+        location_of(path), placing_over(layouts, mesh, to), to, uneven, metadata=metadata,
+        max_file_bytes=max_file_bytes, memory=memory, strict=strict,
+    )  # fmt: skip
     arrays = wanted_arrays(tensors, check=is_true("check", check))
     described = DescribedTensors.of_arrays(arrays)
-    wanted = described.cut(arrays, placing, uneven)
-    work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
-    target = location_of(path)
-    request = Request(
-        target, placing, to, uneven, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, strict=strict
-    )
+    wanted = described.cut(arrays, request.layouts, uneven)
     form = chosen_form(request, is_cut=any(each.partition is not None for each in wanted))
     if form == "megatron":
         raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
     trained = with_masters(wanted) if form in OF_NESTED else wanted
     made = plan_form(request, form_tensors(request, form, trained))
-    lost, said = doubts_about(placing, uneven, form, wanted, described.tensors, described.ruled)
+    lost, said = doubts_about(request.layouts, uneven, form, wanted, described.tensors, described.ruled)
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)
-    with locked(target):
+    with locked(request.target):
         # As given; a plan's path is absolute.
-        return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
+        return replace(run_whole(made, work), path=request.target, warnings=tuple(said), left_out=tuple(lost))
 
 
 def warn(messages: Iterable[str]) -> None:
