@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{
     DeviceList, Error, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
-    mesh::TiledMesh,
+    tiled_mesh::TiledMesh,
     wire::{Field, Reader, put_bytes, put_number, put_packed, put_text},
 };
 

@@ -21,6 +21,7 @@ mod layout;
 mod mesh;
 mod message;
 mod text;
+mod tiled_mesh;
 mod wire;
 
 #[cfg(test)]
@@ -30,8 +31,9 @@ pub use device::{DeviceProblem, DeviceSpec};
 pub use device_list::DeviceList;
 pub use error::{Error, Result};
 pub use layout::{Layout, LayoutKind, Spec};
-pub use mesh::{Ids, Mesh, MeshParts, TiledMesh};
+pub use mesh::Mesh;
 pub use message::{LayoutMessage, MeshMessage};
+pub use tiled_mesh::{Ids, MeshParts, TiledMesh};
 
 /// The spec of a dim that is not cut.
 pub const UNSHARDED: &str = "unsharded";

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::{
     DeviceList, DeviceSpec, Error, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
-    decimal::joined_numbers, device::number, mesh::TiledMesh,
+    decimal::joined_numbers, device::number, tiled_mesh::TiledMesh,
 };
 use crate::radix;
 

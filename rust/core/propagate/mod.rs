@@ -7,7 +7,8 @@
 //! |---|---|
 //! | `op` | how an op computes |
 //! | `node` | an op of a computation, or an edge |
-//! | `flow` | a computation as layouts go through it: one list of ops, and edges into calls and loops |
+//! | `ops` | a computation as one list of ops, and edges into calls and loops |
+//! | `flow` | the same with the layouts that values begin with |
 //! | `copies` | constants made anew for each use |
 //! | `uses` | which ops make and use a value |
 //! | `numbered` | layouts by number |
@@ -33,6 +34,7 @@ mod meet;
 mod node;
 mod numbered;
 mod op;
+mod ops;
 mod project;
 mod reshaped;
 mod settle;
@@ -40,9 +42,10 @@ mod uses;
 mod whole;
 
 pub use explicit::Disagreement;
-pub use flow::{Bodies, Flow, Made, Ops, Start, Starts};
+pub use flow::{Flow, Start, Starts};
 pub use lower::{Propagated, propagate};
 pub use node::{Node, Part, Way};
 pub use op::{Lowered, Policy};
+pub use ops::{Bodies, Made, Ops};
 pub use project::Specs;
 pub use settle::{Op, settle};

@@ -1,5 +1,5 @@
 //! Copies between buffers, and between buffers and arrays. What is `unsafe` in this crate is here, in `job.rs`, which takes
-//! the memory, and in `unit.rs` and `slot.rs`, which ask for it.
+//! the memory, and in `unit/` and `slot.rs`, which ask for it.
 //!
 //! Bytes of arrays are reached through raw pointers: an array's rows may lie between those of another that someone else
 //! is writing, so there is no slice that holds it alone. Each row is one, though.

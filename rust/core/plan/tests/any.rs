@@ -4,6 +4,7 @@ use super::{super::*, cut};
 use crate::{
     parallel::never,
     partition::Partition,
+    plan::places::Places,
     region::{Region, Regions},
     tiling::{
         Piece, Pieces, Place,
