@@ -1,10 +1,8 @@
-"""A plan among MPI ranks, each with its own shard; also an example for carrying out programs over your own transport.
+"""Plans among MPI ranks, each with its own arrays: of one tensor, which is a model of one, or of a model.
 
-Every rank takes its own part of one order of all transfers (`ReshardPlan.program`). It cuts each box into messages of a
-size that all ranks know, and keeps a few sends and a few receives under way at a time, both in the order of the
-program. So memory is bounded, and there is no deadlock: of all unfinished messages, the first one is at the head of its
-sender's queue and of its receiver's, and therefore under way. A message is bytes, without pickling: a box that is one
-run is sent and received in place; any other is packed into a buffer.
+The programs are carried out by the one runner (`reshard.model.runner`), whose messages go over a communicator
+(`communicator.MpiTransport`). A message is bytes, without pickling. What is here makes sure, before any rank sends, that
+all of them have the same plan, and arrays that it can be carried out with.
 """
 
 from __future__ import annotations

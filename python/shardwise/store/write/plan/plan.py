@@ -59,7 +59,7 @@ class CheckpointTasks(CheckpointTables):
     def with_place(self: _SelfTasks, place: Place) -> _SelfTasks:
         """Return the same plan with another place, such as one with other limits of a store."""
         made = copy.copy(self)
-        made._place, made._grid, made._written_bytes = place, None, None
+        made._place, made._grid, made._cut, made._written_bytes = place, None, None, None
         return made
 
     def check_room(self) -> None:
