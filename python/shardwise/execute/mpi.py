@@ -1,8 +1,8 @@
 """Plans among MPI ranks, each with its own arrays: of one tensor, which is a model of one, or of a model.
 
 The programs are carried out by the one runner (`reshard.model.runner`), whose messages go over a communicator
-(`communicator.MpiTransport`). A message is bytes, without pickling. What is here makes sure, before any rank sends, that
-all of them have the same plan, and arrays that it can be carried out with.
+(`communicator.MpiTransport`) as bytes, without pickling. This module makes sure, before any rank sends, that all of
+them have the same plan, and arrays that it can be carried out with.
 """
 
 from __future__ import annotations
