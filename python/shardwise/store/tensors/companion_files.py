@@ -48,9 +48,7 @@ def beside(checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) ->
             lie.
         unwanted: What is found in the names of those that nobody is to be warned of.
     """
-    given = checkpoint.given
-    is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
-    if checkpoint.format in _UNLISTED or not (is_index or given.is_dir()):
+    if checkpoint.format in _UNLISTED or _given_folder(checkpoint) is None:
         return []
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     read = {str(file.path) for file in checkpoint._files if hasattr(file, "path")}
@@ -119,17 +117,17 @@ def companion_names(texts: Iterable[str], own: re.Pattern[str] | None = None) ->
 
 
 def model_folder(checkpoint: StoredCheckpoint) -> Location | None:
-    """Return the folder whose other files describe the model of a checkpoint.
+    """Return the folder whose other files describe the model of a checkpoint; `None` if nothing says that they do."""
+    return _given_folder(checkpoint) if checkpoint.format in _FOLDERS else None
 
-    It is the path that the checkpoint was opened by, or has that path, an index. `None` for one file, whose folder may
-    hold anything.
-    """
+
+def _given_folder(checkpoint: StoredCheckpoint) -> Location | None:
+    """Return the folder that a checkpoint was opened by, itself or by its index; `None` for one file."""
     given = checkpoint.given
-    if checkpoint.format not in _FOLDERS:
-        return None
     if given.is_dir():
         return given
-    return given.parent if given.name.endswith(".index.json") else None
+    is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
+    return given.parent if is_index else None
 
 
 def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:

@@ -234,13 +234,14 @@ class Preparation:
             DoubtsError: if there are warnings, and the request is strict.
         """
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
+        names = names_of(checkpoint)
         form, wanted, nested = contents.tensors
         self.doubts += [*checkpoint.doubts, *contents.doubts, *idle_renames(checkpoint, naming.rename)]
         to = "megatron" if request.to == "megatron" else form
         lost, said = doubts_about(request.layouts, request.uneven, to, wanted, taken.tensors, taken.described.ruled)
         self.doubts += said
         self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
-        losses = dropped_by_rules(taken.dropped, taken.dropped_values, names_of(checkpoint))
+        losses = dropped_by_rules(taken.dropped, taken.dropped_values, names)
         losses += contents.losses
         self.doubts += () if nested is None else nested.doubts
         if form == "universal" and nested is not None:
@@ -248,13 +249,13 @@ class Preparation:
         self._take_along(form, taken.weights)
         # What a file that goes along says has its place there.
         if homeless := [name for name in contents.homeless if f"{name.partition('.')[0]}.json" not in self._along]:
-            losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+            losses.append(without_a_place(homeless, form, names))
         losses += states_alone(taken.kept, checkpoint)
         if request.layouts.meshes:
             stored = (made.stored or name for name, made in taken.kept.items())
             self.doubts += of_single_ranks([*stored, *contents.old_values], checkpoint)
         losses += cast_weights(outline_of(taken.kept), taken.weights, request.layouts, self._config)
-        self._note(lost, losses)
+        self._note(lost, losses, names)
         self.left_out += _asked(checkpoint, taken, naming.unwanted)
         if request.strict and self.doubts:
             raise DoubtsError(self.doubts)
@@ -339,14 +340,14 @@ class Preparation:
                 wanted.append(made.wanted(name, partition))
         return names, wanted
 
-    def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
+    def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut], names: Sequence[str]) -> None:
         """Note the tensors that rules or losses leave out, and a `drop` pattern that is found in no name."""
         checkpoint, unwanted = self._checkpoint, self._request.naming.unwanted
         unread = beside(checkpoint, unwanted)
         losses += unread
         self.doubts += [str(each) for each in losses if each.kind != "asked"]
         self.left_out += [*lost, *losses]
-        there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
+        there = [*names, *(name for each in unread for name in each.names)]
         if unwanted is not None and not any(map(unwanted.is_found, there)):
             self.doubts.append(f"drop is {shown(unwanted.pattern)}, which is found in no name of {checkpoint.path}")
 
