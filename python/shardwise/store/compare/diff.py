@@ -233,7 +233,7 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
         return checkpoint
     kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
     unreadable = {name: why for name, why in checkpoint.unreadable.items() if not unwanted.is_found(name)}
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], Besides(unreadable=unreadable))
+    return checkpoint.with_tensors(kept, Besides(unreadable=unreadable))
 
 
 def _unrounded(both: tuple[StoredCheckpoint, StoredCheckpoint]) -> tuple[list[StoredCheckpoint], list[LeftOut]]:
@@ -250,7 +250,7 @@ def _unrounded(both: tuple[StoredCheckpoint, StoredCheckpoint]) -> tuple[list[St
         if name not in copies
     }
     replaced = {name: one[name].nbytes for name, tensor in tensors.items() if tensor.dtype != one[name].dtype}
-    made[at] = StoredCheckpoint(one.path, one.format, tensors, [], Besides(unreadable=one.unreadable))
+    made[at] = one.with_tensors(tensors, Besides(unreadable=one.unreadable))
     return made, rounded(replaced, "not compared, but their master copies are")
 
 
@@ -286,7 +286,7 @@ def _with_steps(one: StoredCheckpoint, other: StoredCheckpoint) -> tuple[StoredC
             dtype, fill = one[count].known_dtype, number
         piece = StoredPiece(whole_box(number.shape), one.path, fill=fill)
         tensors[name] = StoredTensor(name, dtype, number.shape, (piece,))
-    return StoredCheckpoint(one.path, one.format, tensors, [], Besides(unreadable=one.unreadable)), other
+    return one.with_tensors(tensors, Besides(unreadable=one.unreadable)), other
 
 
 def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
@@ -310,7 +310,7 @@ def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
     if not names or len(taken) < len(names) or any(name in other for name in taken):
         return other
     tensors = {names.get(name, name): tensor for name, tensor in other.items()}
-    return StoredCheckpoint(other.path, other.format, tensors, [], Besides(unreadable=other.unreadable))
+    return other.with_tensors(tensors, Besides(unreadable=other.unreadable))
 
 
 def _not_compared(one: StoredCheckpoint, other: StoredCheckpoint, unwanted: NamePattern | None) -> list[LeftOut]:

@@ -61,7 +61,7 @@ def rewritten_view(
         unreadable = {name: unreadable[name] for name in kept_objects(unreadable, naming.rewrites)}
     objects = _values(checkpoint, naming, made) if with_values else {}
     besides = Besides(objects=objects, unreadable=unreadable)
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], besides)
+    return checkpoint.with_tensors(tensors, besides)
 
 
 def _values(checkpoint: StoredCheckpoint, naming: Naming, made: dict[str, Assembled]) -> dict[str, StoredObject]:

@@ -225,7 +225,13 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
             self.unread,
             self.doubts,
         )
-        found = StoredCheckpoint(self.path, self.format, tensors, self._files, besides)
+        return self.with_tensors(tensors, besides, self._files)
+
+    def with_tensors(
+        self, tensors: Mapping[str, StoredTensor], besides: Besides, files: Sequence[_Closable] = ()
+    ) -> StoredCheckpoint:
+        """Return a view with other tensors and other contents, which closes `files` when it is closed."""
+        found = StoredCheckpoint(self.path, self.format, tensors, files, besides)
         found.given = self.given
         return found
 
