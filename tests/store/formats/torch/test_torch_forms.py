@@ -66,6 +66,11 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
+def test_a_dict_with_a_key_that_no_dict_can_have_is_inert(tmp_path: Path) -> None:
+    pickled = b"\x80\x02ccollections\nOrderedDict\n)R}K\x01s."  # an OrderedDict of {{}: 1}
+    assert not len(plain(tmp_path, None, data=pickled))
+
+
 def test_a_view_of_far_more_bytes_than_its_storage_is_not_read(tmp_path: Path) -> None:
     """2**62 bytes of one element: reading, verifying or converting it would not end."""
     one = ones(1)

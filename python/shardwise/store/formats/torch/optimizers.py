@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...._text import counted, shown
@@ -91,11 +92,15 @@ class OptimizerDict(NamedTuple):
 
 
 def dict_entries(value: Any) -> dict[Any, Any] | None:
-    """Return the entries of a file's dict, `OrderedDict` or `defaultdict`; `None` for any other value."""
+    """Return the entries of a file's dict, `OrderedDict` or `defaultdict`; `None` for any other value.
+
+    A key that Python cannot hash, which a damaged pickle may have, makes it another value.
+    """
     if isinstance(value, dict):
         return value
     if isinstance(value, Record) and value.name in ("dict", "collections.OrderedDict", "collections.defaultdict"):
-        return dict(value.items)
+        with suppress(TypeError):
+            return dict(value.items)
     return None
 
 
