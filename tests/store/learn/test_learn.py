@@ -368,6 +368,15 @@ def test_names_that_change_places(tmp_path: Path) -> None:
     learnt(tmp_path / "a", tmp_path / "b")
 
 
+def test_names_that_change_places_in_one_layer(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = {f"h.{i}.{part}": rng.normal(size=(4, 6)) for i in range(3) for part in ("gate", "up")}
+    wrong = model | {"h.1.gate": model["h.1.up"], "h.1.up": model["h.1.gate"]}
+    sw.save_checkpoint(tmp_path / "a", model, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "b", wrong, to="hf", sync=False)
+    learnt(tmp_path / "a", tmp_path / "b")
+
+
 def test_what_has_no_rewrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(size=(16, 8))

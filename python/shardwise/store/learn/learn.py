@@ -214,6 +214,10 @@ def _checked(
         alike.setdefault((tuple(sorted(skeletons)), NUMBER.sub("#", made.relation.target), made.is_back), []).append(
             made
         )
+    taken: dict[str, set[str]] = {}
+    for made in relations:
+        for name in made.sources:
+            taken.setdefault(NUMBER.sub("#", name), set()).add(name)
     entries: list[dict[str, Any]] = []
     for group in alike.values():
         kinds: dict[str, list[Directed]] = {}
@@ -232,8 +236,11 @@ def _checked(
             relation = made.relation
             said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
             exact.setdefault(said, []).append(made)
+        # A template of their numbers would match what others take too, as where two tensors of one layer are exchanged.
+        sources = {name for made in group for name in made.sources}
+        is_alone = all(taken[NUMBER.sub("#", name)] <= sources for name in sources)
         for those in exact.values():
-            entries += rewrite_entries(those, is_general=len(exact) == 1)
+            entries += rewrite_entries(those, is_general=len(exact) == 1 and is_alone)
     used = {name for made in relations for name in made.sources}
     return joined_entries(entries), tuple(name for name in here.names if name not in used)
 

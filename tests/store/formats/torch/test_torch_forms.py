@@ -66,9 +66,11 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
-def test_a_dict_with_a_key_that_no_dict_can_have_is_inert(tmp_path: Path) -> None:
-    pickled = b"\x80\x02ccollections\nOrderedDict\n)R}K\x01s."  # an OrderedDict of {{}: 1}
-    assert not len(plain(tmp_path, None, data=pickled))
+@pytest.mark.parametrize("key", [b"}", b"K\x01" + b"2\x86" * 60], ids=["a dict", "pairs of pairs, 60 deep"])
+def test_a_dict_with_a_key_that_cannot_be_hashed_is_inert(key: bytes, tmp_path: Path) -> None:
+    pickled = b"\x80\x02ccollections\nOrderedDict\n)R" + key + b"K\x01s."
+    with pytest.raises(sw.ParseError, match="holds one object, 'collections.OrderedDict'"):
+        plain(tmp_path, None, data=pickled)
 
 
 def test_a_view_of_far_more_bytes_than_its_storage_is_not_read(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...._text import counted, shown
 from ...._types import Shape
 from ....errors import ParseError
 from .pickles import Record
+from .tensors import items_within
 
 __all__ = [
     "NAMED",
@@ -92,16 +92,11 @@ class OptimizerDict(NamedTuple):
 
 
 def dict_entries(value: Any) -> dict[Any, Any] | None:
-    """Return the entries of a file's dict, `OrderedDict` or `defaultdict`; `None` for any other value.
-
-    A key that Python cannot hash, which a damaged pickle may have, makes it another value.
-    """
+    """Return the entries of a file's dict, `OrderedDict` or `defaultdict`; `None` for any other value."""
     if isinstance(value, dict):
         return value
-    if isinstance(value, Record) and value.name in ("dict", "collections.OrderedDict", "collections.defaultdict"):
-        with suppress(TypeError):
-            return dict(value.items)
-    return None
+    pairs = items_within(value) if isinstance(value, Record) else None
+    return None if pairs is None else dict(pairs)
 
 
 def as_optimizer(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> OptimizerDict | None:

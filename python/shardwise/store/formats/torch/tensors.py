@@ -345,16 +345,29 @@ def _part_text(key: Any) -> str:
 
 
 def items_within(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return the items of a container, by key or position; `None` if the value is not a container."""
+    """Return the items of a container, by key or position; `None` if the value is not a container.
+
+    Nor is a dict whose keys Python cannot hash, or are so nested that a hash would not end.
+    """
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    if isinstance(value, Record) and value.name == "dict":
-        return list(value.items)
-    if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
-        return list(value.items)
+    if isinstance(value, Record) and value.name in ("dict", "collections.OrderedDict", "collections.defaultdict"):
+        return list(value.items) if all(_nodes(key, _MOST_KEYS) <= _MOST_KEYS for key, _ in value.items) else None
     return None
+
+
+def _nodes(key: Any, most: int) -> int:
+    """Return the number of values in a key of a dict; more than `most` if they are more, or one cannot be hashed."""
+    if isinstance(key, (list, dict)):
+        return most + 1
+    count = 1
+    for one in key if isinstance(key, tuple) else ():
+        if count > most:
+            break
+        count += _nodes(one, most - count)
+    return count
 
 
 def dict_of(value: Any) -> dict[str, Any]:
