@@ -90,6 +90,11 @@ def test_ways_to_write_that_a_dim_is_not_cut() -> None:
     assert parse_layout("", 0).axes == parse_layout("()", 0).axes == ()
 
 
+def test_a_layout_written_as_in_python_is_refused_with_the_right_form() -> None:
+    with pytest.raises(ParseError, match="a dim that several axes cut is written data"):
+        parse_layout("(a,b),-", 2)
+
+
 def test_dtypes() -> None:
     for code, dtype in CODES.items():
         assert parse_dtype(code) == parse_dtype(dtype.name) == dtype.bits

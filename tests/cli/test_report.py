@@ -422,6 +422,7 @@ def test_from_a_list_of_shapes_by_rank(capsys: pytest.CaptureFixture[str], tmp_p
         ('{"a": {"shape": [8], "dtype": "float31"}}', "dtype 'float31', which is unknown"),
         ('{"model_type": "nonesuch"}', "model_type is 'nonesuch'"),
         ("[1]", "neither a model's configuration nor a list"),
+        ("{}", "lists no tensors"),
         ('{"tensors": 3}', "tensors must be a table"),
         ("{", "JSON"),
         ('{"a": [9223372036854775807, 2]}', "more than 2**63 - 1 bytes"),

@@ -103,6 +103,21 @@ def test_more_dims_are_slices(capsys: pytest.CaptureFixture[str]) -> None:
     assert drawn(capsys, "2x5x4x6", "--mesh", "a=2,b=2,c=2", "--layout", "a,-,b,c")[3:] == [*first, *second]
 
 
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (
+            "a,b,-",
+            "3 entries for 2 dims: write one for each, - where it is not cut, + between the axes of one dim, as in",
+        ),
+        ("", "1 entry for 2 dims: write one for each, - where it is not cut, as in -,-"),
+    ],
+)
+def test_a_layout_of_another_rank(capsys: pytest.CaptureFixture[str], layout: str, message: str) -> None:
+    assert main(["show", "8,6", "--mesh", "a=2,b=2", "--layout", layout]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_empty_shards_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     lines = drawn(capsys, "9", "--mesh", "x=2,y=2", "--layout", "x+y", "--uneven", "ceil")
     assert lines[1] == "4 shards of at most 3, each on one device"

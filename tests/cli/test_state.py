@@ -173,6 +173,7 @@ def test_what_is_not_known(capsys: pytest.CaptureFixture[str], config: Callable[
     [
         ("--optimizer shampoo", "optimizer is 'shampoo', which is not known; known are adamw"),
         ("--sharding zero9", "sharding is 'zero9', which is not known"),
+        ("--tp 0", "tp is 0; it must be at least 1"),
         ("--tp 3", "tp is 3, which does not divide the 8 heads of model.layers.*.self_attn"),
         ("--ep 2 --dp 2", "ep is 2, but no experts are known in this model"),
         ("--pp 8", "pp is 8, but the model has only 4 layers"),

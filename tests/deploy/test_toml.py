@@ -232,7 +232,7 @@ class TestReports:
         assert report.bytes_along("pp").tolist() == [[448, 448], [256, 256]]
         assert report.bytes_along("ep", "expert").tolist() == [[256, 448]] * 4
         assert report.fullest == ("trainer:0", 448)
-        assert "a device of each stage holds 0: 448 B, 1: 256 B" in report.totals
+        assert "a device of stage 0 holds 448 B, of stage 1 256 B" in report.totals
         assert "the fullest is trainer:0, with 448 B" in report.totals
         assert report.to_dict()["meshes"]["expert"] == {"pp": 2, "ep": 4}
         assert "0% of the bytes are on every device" in str(report)
@@ -265,7 +265,7 @@ class TestCommands:
         assert main(["report", model, "--rules", rules]) == 0
         out = capsys.readouterr().out
         assert "on 8 devices by the meshes dense pp=2,dp=2,tp=2; expert pp=2,ep=4" in out
-        assert "a device of each stage holds 0: 448 B, 1: 256 B" in out
+        assert "a device of stage 0 holds 448 B, of stage 1 256 B" in out
         assert main(["report", model, "--rules", rules, "--json", "--devices"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert said["device_bytes"] == [448] * 4 + [256] * 4

@@ -299,6 +299,10 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         rows = []
         for name, tensor in checkpoint.items():
             notes = [f"tied to {tensor.alias_of}"] if tensor.alias_of is not None else []
+            if len(tensor.pieces) > 1:
+                sizes = tensor.boxes[..., 1] - tensor.boxes[..., 0]
+                largest = sizes.max(axis=0)
+                notes.append(f"each {'' if (sizes == largest).all() else 'at most '}{' x '.join(map(str, largest))}")
             again = len(tensor.replicas)
             notes += [f"{counted(again, 'piece')} stored again"] if again else []
             shape = " x ".join(map(str, tensor.shape)) or "scalar"

@@ -73,6 +73,8 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     except ParseError as error:
         # As Python writes it.
         hint = "; it is written without quotes, as in data,- for ('data', None)" if "'" in text or '"' in text else ""
+        if re.search(r"\([^)]*,", text):
+            hint = "; a dim that several axes cut is written data+model, without brackets"
         raise ParseError(f"{error}{hint}") from None
 
 

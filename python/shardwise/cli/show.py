@@ -29,10 +29,11 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
     shape = parse_shape(options.shape)
     axes = parse_layout(options.layout, len(shape)).axes
     if len(axes) != len(shape):
-        entries = options.layout.split(",")
+        entries = [entry or "-" for entry in options.layout.split(",")]
+        joined = ", + between the axes of one dim" if len(axes) > len(shape) else ""
         raise ValueError(
             f"--layout {options.layout!r} has {len(axes)} entr{'y' if len(axes) == 1 else 'ies'} for {len(shape)} "
-            f"dim{'s' * (len(shape) != 1)}: write one for each, - where it is not cut, as in "
+            f"dim{'s' * (len(shape) != 1)}: write one for each, - where it is not cut{joined}, as in "
             f"{','.join([*entries, *['-'] * len(shape)][: len(shape)]) or '()'}"
         )
     layout = TensorLayout(axes, mesh)

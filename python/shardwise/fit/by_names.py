@@ -80,6 +80,9 @@ def deployed_by_names(
         LayoutError: if heads, experts or layers do not divide.
         MeshError: if sizes do not make a world.
     """
+    for name, size in zip(sizes._fields, sizes, strict=True):
+        if size is not None and size < 1:
+            raise LayoutError(f"{name} is {size}; it must be at least 1")
     known = judged(kinds, config)
     unknown = tuple(
         Unknown(one.name, len(one.kind.names), one.kind.tensor.shape, one.role.unknown)

@@ -74,9 +74,12 @@ def _stages(report: Any) -> Iterator[str]:
         texts = [
             bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}" for least, most in rows
         ]
-        listed = ", ".join(f"{stage}: {text}" for stage, text in enumerate(texts[:_STAGES_SHOWN]))
+        listed = ", ".join(
+            f"of stage {stage} {'holds ' * (not stage)}{text}" for stage, text in enumerate(texts[:_STAGES_SHOWN])
+        )
         more = f" and {len(texts) - _STAGES_SHOWN} more" if len(texts) > _STAGES_SHOWN else ""
-        yield f"a device of each stage holds {listed}{more}"
+        if len(texts) > 1:
+            yield f"a device {listed}{more}"
     if report.meshes and report.fullest is not None:
         yield f"the fullest is {report.fullest[0]}, with {bytes_text(report.fullest[1])}"
 

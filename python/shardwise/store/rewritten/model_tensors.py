@@ -63,6 +63,8 @@ def described_tensors(path: Path, rules: str | os.PathLike[str] | None = None) -
             raise ParseError(f"{path}: {shown(name)} is {shown(entry)}; it must be a shape, or have a shape and dtype")
         dtype = _dtype(path, name, more.get("dtype", "bfloat16"))
         found[name] = checked_shape(shape, dtype.bits, name, path), dtype
+    if not found:
+        raise ParseError(f"{path}: lists no tensors")
     return found
 
 

@@ -69,7 +69,7 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [b"}", b"K\x01" + b"2\x86" * 60], ids=["a dict", "pairs of pairs, 60 deep"])
 def test_a_dict_with_a_key_that_cannot_be_hashed_is_inert(key: bytes, tmp_path: Path) -> None:
     pickled = b"\x80\x02ccollections\nOrderedDict\n)R" + key + b"K\x01s."
-    with pytest.raises(sw.ParseError, match="holds one object, 'collections.OrderedDict'"):
+    with pytest.raises(sw.ParseError, match="holds one object"):
         plain(tmp_path, None, data=pickled)
 
 
