@@ -138,12 +138,9 @@ def wanted_array(name: str, value: Any, *, check: bool = False) -> Wanted:
     """
     if isinstance(value, ShardedArray):
         return _wanted_sharded(name, value, check=check)
-    refuse_mask(f"tensor {shown(name)}", value)
-    array = np.asarray(value)
+    array = _file_array(name, value)
     dtype = _file_dtype(name, array.dtype)
-    bounds = tuple((0, size) for size in array.shape)
-    array = _little_endian(array)
-    piece = LocatedPiece(bounds, array, 0, array.strides)
+    piece = LocatedPiece(tuple((0, size) for size in array.shape), array, 0, array.strides)
     pieces = Pieces.of([piece] if array.size else [], array.ndim)
     pointer = array.__array_interface__["data"][0]
     identity = (pointer, array.strides, array.shape, dtype.name)
@@ -163,9 +160,8 @@ def _wanted_sharded(name: str, value: ShardedArray, *, check: bool) -> Wanted:
     seen: set[Bounds] = set()
     pieces: list[LocatedPiece] = []
     replicas: list[LocatedPiece] = []
-    for holder, array in zip(tiling.holders, compared_shards(value, check), strict=True):
-        refuse_mask(f"tensor {shown(name)}", array)
-        array = _little_endian(array)
+    for holder, shard in zip(tiling.holders, compared_shards(value, check), strict=True):
+        array = _file_array(name, shard)
         for piece in tiling.pieces(holder):
             box, view = sides_of(piece.box), piece.view(array)
             if view.size:
@@ -183,6 +179,9 @@ def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
     return found
 
 
-def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _file_array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """Return an array as files have it: no mask, and little-endian."""
+    refuse_mask(f"tensor {shown(name)}", value)
+    array = np.asarray(value)
     # The only copy of a whole array: one in the other byte order, which files do not have.
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
