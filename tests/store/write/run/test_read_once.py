@@ -98,6 +98,7 @@ RULES = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
 RULES["cut"] = ("x",)
 
 
+@pytest.mark.filterwarnings("ignore")  # Of tensors that are not cut, and of aiohttp about large parts.
 def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> None:
     """Two tensors of several parts each, in a container each, and in one file with digests."""
     tensors = {"cut": np.arange(2_600_000, dtype="f8"), "b": np.arange(9), "c": np.arange(5_000_000, dtype="i2")}
