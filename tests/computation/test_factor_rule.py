@@ -191,7 +191,8 @@ def test_sizes_come_from_shapes() -> None:
     [
         ("tanhh", [(2,)], [(2,)], {}, r'no rule is known for it; did you mean "tanh"\?; give one as a `FactorRule`'),
         ("add", [(2,), (3,)], [(2,)], {}, r"operands\[1\] has the shape \[3\]; next to the others it has \[2\]"),
-        ("add", [], [(2,)], {}, "it needs at least one operand"),
+        ("concatenate", [], [(2,)], {}, "it needs at least one operand"),
+        ("add", [(2,)], [(2,)], {}, "it has 2 operands and 1 results, but 1 and 1 were given"),
         ("reshape", [(6,)], [(4,)], {}, r"\[6\] has 6 elements, \[4\] has 4"),
         ("slice", [(6,)], [(4,)], {}, "attribute `start_indices` is missing; it is a list of integers"),
         (
@@ -210,6 +211,13 @@ def test_sizes_come_from_shapes() -> None:
             [(6,)],
             {},
             r'have the shapes \[\[6\]\]; for an operand of \[4, 6\], m x n, they must be one of \["k", "k mk kn"',
+        ),
+        (
+            "gather",
+            [(8,), (4, 2)],
+            [(4,)],
+            {"slice_sizes": [1], **one_each()},
+            "`start_index_map` has 1 dims, and an index has 2",
         ),
         (
             "scatter",

@@ -16,15 +16,13 @@ from shardwise.propagate import Start, propagate
 from .test_whole import LAYER, MESH, F, in_body
 
 
+def held(*axes: list[str]) -> dict[str, Any]:
+    """Return a constraint as the only op."""
+    return {"ops": [constrained({"axes": axes})["ops"][0] | {"source": "model.py:9"}], "outputs": [2]}
+
+
 def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"ops": [{"op": "constraint", "in": [0], "out": [[[8, 4], F]], "attrs": attributes}]}
-
-
-#: A constraint over an axis that the mesh lacks.
-HELD: dict[str, Any] = {
-    "ops": [constrained({"axes": [["z"], []]})["ops"][0] | {"source": "model.py:9"}],
-    "outputs": [2],
-}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +60,10 @@ HELD: dict[str, Any] = {
         (
             {"ops": [{"op": "call", "in": [0], "out": [[[8, 4], F]], "rule": {"text": "([i,j])->([i,j])"}}]},
             "a call has no rule; an op with one must have another name",
+        ),
+        (
+            {"ops": [{"op": "tanh", "in": [0, 0], "out": [[[8, 4], F]]}]},
+            r"op \"tanh\": it has 1 operands and 1 results",
         ),
         ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it must have no operands and one result"),
         (
@@ -102,8 +104,12 @@ def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tm
         (lambda _: FactorRule("([i])->([i])", sizes=cast(Any, [1])), "sizes must be a Mapping, got list"),
         (lambda _: FactorRule("([i])->([i])", sum=cast(Any, None)), "sum must be the names of factors, got None"),
         (
-            lambda one: propagate(Computation.from_json(one.to_json() | HELD), [None] * 2, mesh=MESH),
+            lambda one: propagate(Computation.from_json(one.to_json() | held(["z"], [])), [None] * 2, mesh=MESH),
             r"ops\[0\] \(model.py:9\): op \"constraint\": axes names axis \"z\"",
+        ),
+        (
+            lambda one: propagate(Computation.from_json(one.to_json() | held(["x"], ["x"])), [None] * 2, mesh=MESH),
+            r"ops\[0\] \(model.py:9\): op \"constraint\": axes\[1\] uses axis \"x\", which axes\[0\] uses already",
         ),
         (
             lambda _: propagate(Computation([[(4,), "f99"]], [], [0]), [("x",)], mesh=MESH),

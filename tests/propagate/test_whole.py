@@ -480,3 +480,34 @@ def test_a_device_without_an_element_has_the_least_maximum(dtype: str) -> None:
     found = propagate(computation, [(("x", "y"),), None], mesh=MESH)
     numbers = np.array([-7, -3, -9, -4, -5], dtype)
     assert found.run([numbers, np.array(-8, dtype)])[0] == -3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "float16", "float8_e4m3fn", "bool"])
+def test_devices_read_rows_of_small_numbers(dtype: str) -> None:
+    rows = {"start_indices": [1], "limit_indices": [7], "strides": [1]}
+    part = {"op": "slice", "in": [0], "out": [[(6,), dtype]], "attrs": rows}
+    # No dims are turned.
+    same = {"op": "reverse", "in": [1], "out": [[(6,), dtype]]}
+    found = propagate(Computation([[(8,), dtype]], [part, same], [2]), [("x",)], mesh=MESH)
+    numbers = np.array([1, 0, 1, 1, 0, 0, 1, 1])
+    assert found.run([numbers])[0].tolist() == [0, 1, 1, 0, 0, 1]
+    # Each device has the rows that it reads.
+    assert found.moves == ()
+
+
+def test_a_kernel_is_put_together_rather_than_read_in_parts() -> None:
+    """A grouped convolution whose kernel is cut over places in the windows, and its result by groups."""
+    specs = {"lhs_spec": ["b", 0, 1, "f"], "rhs_spec": [0, 1, "i", "o"], "out_spec": ["b", 0, 1, "f"]}
+    attributes = {**specs, "padding": [[1, 1], [1, 1]], "feature_group_count": 3}
+    shapes: list[Any] = [(4, 8, 8, 3), (3, 3, 1, 6), (4, 8, 8, 6)]
+    convolution = {"op": "convolution", "in": [0, 1], "out": [[shapes[2], F]], "attrs": attributes}
+    computation = Computation([[shapes[0], F], [shapes[1], F]], [convolution], [2])
+    given, results = [(None, None, None, None), (None, "x", None, None)], [(None, None, None, "x")]
+    mesh = sw.DeviceMesh((3,), ("x",))
+    shardy, least = (
+        propagate(computation, given, results=results, mesh=mesh, policy=policy) for policy in ("shardy", "least")
+    )
+    assert least.bytes_received <= shardy.bytes_received
+    numpy = np.random.default_rng(0)
+    arrays = [numpy.standard_normal(shape) for shape in shapes[:2]]
+    np.testing.assert_allclose(least.run(arrays)[0], computation.run(arrays)[0], rtol=1e-4, atol=1e-5)

@@ -199,7 +199,8 @@ class Devices:
                 # Places of a window that another device has add nothing here.
                 dims, fill = spatial_dims(op.attributes["rhs_spec"]), 0
             sizes = [size if dim in dims else rows[dim][1] - rows[dim][0] for dim, size in enumerate(array.shape)]
-            held = np.full(sizes, fill, array.dtype)
+            with np.errstate(over="ignore"):
+                held = np.full(sizes, np.array(fill).astype(array.dtype), array.dtype)
             here = tuple(slice(*side) if dim in dims else slice(None) for dim, side in enumerate(rows))
             held[here] = array[_slices(rows)]
             parts.append(held)

@@ -47,7 +47,7 @@ def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int) -> RowsRead
         passes = [any(rule.kinds[factor] == "pass" for factor in rule.operands[0][dim]) for dim in dims]
         return {dim: _whole(shape[dim]) for dim in dims[-_READ_WHOLE[op.name] :] if passes[dim]}
     if op.name == "reverse":
-        return {dim: rows(dim, -1, shape[dim] - 1, shape[dim] - 1) for dim in given["dimensions"]}
+        return {dim: rows(dim, -1, shape[dim] - 1, shape[dim] - 1) for dim in given.get("dimensions", ())}
     if op.name == "slice":
         sides = zip(dims, given["start_indices"], given["limit_indices"], each("strides"), strict=True)
         return {dim: rows(dim, by, at, at) for dim, at, stop, by in sides if (at, stop, by) != (0, shape[dim], 1)}

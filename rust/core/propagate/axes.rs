@@ -70,6 +70,16 @@ pub(crate) fn any_overlap(axes: &[SubAxis], others: &[SubAxis]) -> bool {
     axes.iter().any(|axis| others.iter().any(|other| overlap(*axis, *other)))
 }
 
+/// The first axis that cuts dims twice, or shares a part with one before it, and the dims of both.
+pub(crate) fn repeated(specs: &[Vec<SubAxis>]) -> Option<(usize, usize, SubAxis)> {
+    let of_dim = |(dim, spec): (usize, &Vec<SubAxis>)| spec.iter().map(|axis| (dim, *axis)).collect::<Vec<_>>();
+    let all: Vec<(usize, SubAxis)> = specs.iter().enumerate().flat_map(of_dim).collect();
+    all.iter().enumerate().find_map(|(at, (dim, axis))| {
+        let (first, _) = all[..at].iter().find(|(_, other)| overlap(*axis, *other))?;
+        Some((*first, *dim, *axis))
+    })
+}
+
 pub(crate) fn prefix(first: &[SubAxis], second: &[SubAxis]) -> Prefix {
     if first == second {
         return Prefix::Equal;

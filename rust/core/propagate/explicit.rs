@@ -170,16 +170,9 @@ impl Explicit<'_> {
     /// The layouts of its results.
     fn results(&self) -> Result<Vec<Specs>, Conflict> {
         let found = self.result()?;
-        let mut axes: Vec<(usize, SubAxis)> = Vec::new();
-        for (dim, spec) in found.iter().enumerate() {
-            axes.extend(spec.iter().map(|axis| (dim, *axis)));
-        }
-        for (at, (dim, axis)) in axes.iter().enumerate() {
-            let Some((first, _)) = axes[..at].iter().find(|(_, other)| axis.overlaps(*other) || axis == other) else {
-                continue;
-            };
+        if let Some((first, dim, axis)) = axes::repeated(&found) {
             let of_operand = |at: usize| {
-                let dim = self.specs[at].iter().position(|spec| spec.contains(axis))?;
+                let dim = self.specs[at].iter().position(|spec| spec.contains(&axis))?;
                 Some((at, format!("dim {dim} of operands[{at}]")))
             };
             let (operands, places): (Vec<usize>, Vec<String>) = (0..self.specs.len()).filter_map(of_operand).unzip();

@@ -2,8 +2,12 @@
 
 use std::{collections::HashMap, ops::Deref, sync::Arc};
 
-use super::{node::Way, ops::Ops, project::Specs};
-use crate::{error::Result, mesh::Mesh, sub_axis::SubAxis};
+use super::{axes, node::Way, ops::Ops, project::Specs};
+use crate::{
+    error::{Error, Result},
+    mesh::Mesh,
+    sub_axis::SubAxis,
+};
 
 /// The layout that a value begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,7 +45,7 @@ impl Flow {
     /// The flow of the ops of a computation whose inputs and results begin with these layouts.
     ///
     /// # Errors
-    /// Those of a constraint with an axis that the mesh does not have.
+    /// Those of a constraint with an axis that the mesh does not have, or with one twice.
     pub fn new(ops: &Arc<Ops>, mesh: &Arc<Mesh>, [inputs, results]: Starts) -> Result<Self> {
         let mut flow = Self { mesh: mesh.clone(), starts: inputs, ops: ops.clone() };
         flow.starts.resize(ops.shapes.len(), None);
@@ -50,7 +54,12 @@ impl Flow {
         }
         for (result, constraint) in &ops.constraints {
             let named = |name: &String| SubAxis::named(mesh, name, || constraint.place.clone());
-            let specs = constraint.axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
+            let specs = constraint.axes.iter().map(|axes| axes.iter().map(named).collect());
+            let specs = specs.collect::<Result<Specs>>()?;
+            if let Some((first, dim, axis)) = axes::repeated(&specs) {
+                let (place, first) = (format!("{}[{dim}]", constraint.place), format!("axes[{first}]"));
+                return Err(Error::RepeatedAxis { place, name: axis.name(mesh), first });
+            }
             let (open, priorities) = (constraint.open.clone(), vec![0; constraint.open.len()]);
             flow.starts[*result] = Some(Arc::new(Start { specs, open, priorities }));
         }

@@ -88,7 +88,8 @@ fn in_order(mesh: &Mesh, rule: &Rule, tensors: &[Tensor], order: &[usize], summe
         for (factor, cut) in tensors[tensor].iter().enumerate() {
             let Some(cut) = cut else { continue };
             let stays = match rule.factors()[factor].kind {
-                Kind::Pass => true,
+                // A dim of a kernel that no factor cuts has one of size 1, and is read whole.
+                Kind::Pass => rule.factors()[factor].size != 1,
                 Kind::Sum => summed,
                 Kind::Whole | Kind::Shift => false,
             };

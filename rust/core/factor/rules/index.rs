@@ -149,6 +149,10 @@ fn looked_up(
     let (operand, indices, slices) = (shape(tensors[0]), shape(tensors[1]), shape(tensors[2]));
     // It may be the one after the last: then the indices are scalars.
     let vector = given.of.dim("index_vector_dim", indices.len() + 1)?;
+    let (map, index) = (given.of.dims("start_index_map", operand.len())?, indices.get(vector).unwrap_or(&1));
+    given.ensure(map.is_empty() || map.len() as i64 == *index, || {
+        format!("`start_index_map` has {} dims, and an index has {index}", map.len())
+    })?;
     let mut builder = given.builder();
     builder.reduced_by(reduction);
     let mut factor = |dims: [Option<usize>; 3], size: i64, kind: Kind, blocked: bool| {

@@ -26,6 +26,14 @@ const ELEMENTWISE: [&str; 71] = [
     "tan", "tanh", "xor", "zeta",
 ];
 
+/// Elementwise ops of two operands.
+#[rustfmt::skip]
+const OF_TWO: [&str; 23] = [
+    "add", "and", "atan2", "compare", "complex", "divide", "igamma", "igamma_grad_a", "igammac", "maximum", "minimum",
+    "multiply", "next_after", "or", "polygamma", "power", "remainder", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "subtract", "xor", "zeta",
+];
+
 /// The rule of an op.
 type Known = fn(Given<'_>) -> Result<Rule>;
 
@@ -105,7 +113,13 @@ pub fn rule(op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attr
 }
 
 fn elementwise(given: Given<'_>) -> Result<Rule> {
-    given.at_least_one(1)?;
+    let operands = match given.of.op {
+        // Edges take several, of which they give one.
+        "identity" => given.operands.len(),
+        "clamp" | "regularized_incomplete_beta" | "select" => 3,
+        op => 1 + usize::from(OF_TWO.binary_search(&op).is_ok()),
+    };
+    given.counted(operands, 1)?;
     let shape = given.results[0];
     for (number, operand) in given.operands.iter().enumerate() {
         let scalar = operand.is_empty() && matches!((given.of.op, number), ("select", 0) | ("clamp", 0 | 2));
