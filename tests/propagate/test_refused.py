@@ -101,6 +101,12 @@ def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tm
         (lambda one: propagate(one, [None] * 2, mesh=MESH).explain(-1), "most is -1; it must be at least 0"),
         (lambda one: one.run(None), "arrays must be a sequence of arrays, got None"),
         (lambda one: one.run(["a", 1]), r"arrays\[0\] cannot be of dtype float32: "),
+        (
+            lambda _: Computation(
+                [], [{"op": "constant", "in": [], "out": [[(), F]], "attrs": {"value": "x"}}], [0]
+            ).run([]),
+            "constant: numpy cannot compute it: ValueError: ",
+        ),
         (lambda _: FactorRule("([i])->([i])", sizes=cast(Any, [1])), "sizes must be a Mapping, got list"),
         (lambda _: FactorRule("([i])->([i])", sum=cast(Any, None)), "sum must be the names of factors, got None"),
         (

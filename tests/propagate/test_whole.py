@@ -511,3 +511,17 @@ def test_a_kernel_is_put_together_rather_than_read_in_parts() -> None:
     numpy = np.random.default_rng(0)
     arrays = [numpy.standard_normal(shape) for shape in shapes[:2]]
     np.testing.assert_allclose(least.run(arrays)[0], computation.run(arrays)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", [(4,), (4, 1)])
+def test_indices_may_be_scalars(places: tuple[int, ...]) -> None:
+    """The dim of the vectors may be the one after the last."""
+    lists = ("operand_batching_dims", "start_indices_batching_dims")
+    attributes = {"offset_dims": [1], "collapsed_slice_dims": [0], "start_index_map": [0], "index_vector_dim": 1}
+    attributes |= {name: [] for name in lists}
+    gather = {"op": "gather", "in": [0, 1], "out": [[(4, 6), F]], "attrs": attributes | {"slice_sizes": [1, 6]}}
+    computation = Computation([[(8, 6), F], [places, "int32"]], [gather], [2])
+    table, chosen = np.arange(48.0).reshape(8, 6), np.array([3, 0, 7, 3])
+    found = propagate(computation, [("x", "y"), None], mesh=sw.DeviceMesh((2, 3), ("x", "y")))
+    for of in (computation.run, found.run):
+        np.testing.assert_array_equal(of([table, chosen.reshape(places)])[0], table[chosen])

@@ -33,6 +33,11 @@ def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], ran
     return [np.broadcast_to(places, slices) for places in found]
 
 
+def vectors(attributes: Attributes, indices: Array) -> Array:
+    """Return indices as vectors; where there is no dim of vectors they are scalars."""
+    return indices[..., None] if attributes["index_vector_dim"] == indices.ndim else indices
+
+
 def inside(places: Sequence[Array], array: Array) -> Array:
     """Return true for places that are within an array."""
     there = np.ones(places[0].shape if places else (), bool)
@@ -43,7 +48,7 @@ def inside(places: Sequence[Array], array: Array) -> Array:
 
 def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     """Return gathered slices; elements that the device does not hold are zeros."""
-    operand, indices = has.arrays
+    operand, indices = has.arrays[0], vectors(attributes, has.arrays[1])
     result = np.zeros(has.shapes[0], operand.dtype)
     # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
     looked_up = [dim for dim, size in enumerate(attributes["slice_sizes"]) if size != has.wholes[0][dim]]
@@ -62,7 +67,7 @@ def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     """Return the operand with updates put in; those of places that the device does not hold are left out."""
-    operand, indices, updates = has.arrays
+    operand, indices, updates = has.arrays[0], vectors(attributes, has.arrays[1]), has.arrays[2]
     body, inserted = attributes["body"], attributes["collapsed_slice_dims"]
     result = operand.copy() if has.first or body == "assign" else np.full_like(operand, identity(body, operand.dtype))
     found = lookups(attributes, indices, updates.shape, operand.ndim)

@@ -12,7 +12,7 @@ import numpy as np
 from .._dtypes import find_dtype
 from .._text import shown
 from .._types import Array
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 from .evaluate import OPS
 from .held import IDENTITY, Attributes, DeviceTensors
 
@@ -69,7 +69,7 @@ def compute(
     """Return the results of an op without bodies, of these shapes, for whole operands.
 
     Raises:
-        LayoutError: if the op is not one of `OPS`, is a constant of unknown value, or numpy's linear algebra refuses.
+        LayoutError: if the op is not one of `OPS`, is a constant of unknown value, or numpy refuses it.
     """
     starts = [(0,) * array.ndim for array in arrays]
     has = DeviceTensors(arrays, starts, [array.shape for array in arrays], shapes)
@@ -78,6 +78,17 @@ def compute(
 
 def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str = "") -> list[Array]:
     """Return a device's parts of the results of an op without bodies; errors are those of `compute`."""
+    place = f"{name}{f' ({source})' if source else ''}"
+    try:
+        return _computed(place, name, given, has)
+    except ShardwiseError:
+        raise
+    except (LookupError, TypeError, ValueError, np.linalg.LinAlgError) as error:
+        raise LayoutError(f"{place}: numpy cannot compute it: {type(error).__name__}: {error}") from error
+
+
+def _computed(place: str, name: str, given: Attributes, has: DeviceTensors) -> list[Array]:
+    """Return the same of an op at a place; attributes that do not fit it give errors of numpy."""
     if name in ("barrier", "constraint"):
         return list(has.arrays)
     if name == "iota" and "dimension" in given:
@@ -93,12 +104,9 @@ def compute_local(name: str, given: Attributes, has: DeviceTensors, source: str 
     if name not in OPS or given.get("body", "add") not in (*IDENTITY, "assign"):
         kept = "random numbers and constants of many elements are not kept; pass them as arguments"
         why = f"its value is not known ({kept})" if name in ("constant", "iota") else "numpy has no such op here"
-        raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
+        raise LayoutError(f"{place}: {why}, so it cannot be run")
     # numpy has few operations of dtypes that are not its own, such as bfloat16.
     wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]
     with np.errstate(all="ignore"):
-        try:
-            # Lists that are left out are empty, and what is not said is false.
-            return OPS[name](replace(has, arrays=wide), defaultdict(tuple, given))
-        except np.linalg.LinAlgError as error:
-            raise LayoutError(f"{name}{f' ({source})' if source else ''}: {error}") from None
+        # Lists that are left out are empty, and what is not said is false.
+        return OPS[name](replace(has, arrays=wide), defaultdict(tuple, given))
