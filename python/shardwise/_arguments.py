@@ -202,6 +202,9 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     >>> path_of("rules\0.toml")
     Traceback (most recent call last):
     OSError: [Errno 22] no file can have this name, which holds a null byte: 'rules\x00.toml'
+    >>> path_of(None)
+    Traceback (most recent call last):
+    TypeError: a path must be a str or an os.PathLike, got None
     """
     return _path_of(file) if type(file) is str else _checked_path(file)
 
@@ -216,7 +219,10 @@ def _checked_path(file: str | os.PathLike[str]) -> Path:
     with importing:
         from pathlib import Path  # Late, to keep `import shardwise` fast.
 
-    path = file if isinstance(file, Path) else Path(file)
+    try:
+        path = file if isinstance(file, Path) else Path(file)
+    except TypeError:
+        raise TypeError(f"a path must be a str or an os.PathLike, got {shown(file)}") from None
     if len(str(path)) > _LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), shown(str(path)))
     try:

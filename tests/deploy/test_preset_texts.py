@@ -96,6 +96,15 @@ def test_refusals_say_what_was_given_and_what_there_is(text: str, pattern: str) 
         preset(text, LLAMA)
 
 
+@pytest.mark.parametrize("text", ["megatron(tp=1)", "vllm(tp=1)", "sglang(tp=1)"])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size"])
+def test_a_configuration_with_a_value_of_another_type_is_an_error(text: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {key: [4]}))
+    with contextlib.suppress(sw.ShardwiseError):  # What does not need the key does without it.
+        preset(text, tmp_path / "config.json")
+    assert main(["report", str(tmp_path / "config.json"), "--for", text]) == 2
+
+
 def test_no_text_makes_the_parser_fail_otherwise() -> None:
     rng = random.Random(0)
     marks = "()[]=,'\"" + string.ascii_letters[:6] + "0123 \n\x00é"

@@ -91,6 +91,11 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
         if not str(error).startswith("rule "):
             raise
         raise LayoutError(f"{shown(text)}: {error}; `shardwise fits` says which sizes fit the model") from None
+    except TypeError as error:
+        # Of a configuration in a file the types are part of its form.
+        if not str(error).startswith("config["):
+            raise
+        raise ParseError(f"{shown(text)}: {error}") from None
 
 
 def _check_kind(what: str, value: Any, kind: str) -> None:
