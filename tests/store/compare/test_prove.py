@@ -133,6 +133,19 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
         sw.verify_checkpoint(folder)
 
 
+def test_files_that_were_exchanged_are_named(tmp_path: Path) -> None:
+    folder, halves = tmp_path / "a", sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))
+    sw.save_checkpoint(folder, {"w": np.arange(6.0)}, {"w": halves})
+    one, other = sorted(folder.glob("*.safetensors"))
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with pytest.raises(
+        sw.ParseError, match=f"{one.name}: its header is not what was written, but that of {other.name}"
+    ):
+        sw.verify_checkpoint(folder)
+
+
 @pytest.mark.filterwarnings("ignore:.*so nothing is cut:shardwise.ShardwiseWarning")
 @pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning")
 @pytest.mark.filterwarnings("ignore:.*not compared,:shardwise.ShardwiseWarning")

@@ -134,8 +134,8 @@ class _Verification:
         if path.is_dir() and (path / MANIFEST).is_file():
             manifest = read_manifest(path)
             wrong = damaged_files(path, manifest)
-            for name, said in manifest["files"].items():
-                if name not in wrong and (problem := wrong_header(path / name, said)):
+            for name in manifest["files"]:
+                if name not in wrong and (problem := wrong_header(path / name, name, manifest["files"])):
                     wrong[name] = problem
             for name, problem in wrong.items():
                 digests = manifest["files"][name].get("digests")

@@ -83,18 +83,25 @@ def _blocks(file: Holder, begin: int, end: int) -> Iterator[bytes]:
     return (file.read(at, min(_BLOCK, end - at)) for at in range(begin, end, _BLOCK))
 
 
-def wrong_header(path: Location, said: dict[str, Any]) -> str:
+def wrong_header(path: Location, name: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
+    key = next((key for key in ("header_sha256", "sha256") if key in files[name]), None)
+    if key is None:
+        return ""
     file = open_file(path)
     try:
-        if "header_sha256" in said:
-            length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
-            is_right = length <= MAX_JSON and _sha256(file.read(0, min(8 + length, file.size))) == said["header_sha256"]
-        else:
-            is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
+        size = file.size
+        if key == "header_sha256":
+            length = int.from_bytes(file.read(0, min(size, 8)), "little")
+            size = min(8 + length, size) if length <= MAX_JSON else 0
+        digest = _sha256(file.read(0, size))
     finally:
         file.close()
-    return "" if is_right else f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written"
+    if digest == files[name][key]:
+        return ""
+    other = next((other for other, said in files.items() if said.get(key) == digest), None)
+    what = "its header" if key == "header_sha256" else "it"
+    return f"{path}: {what} is not what was written{f', but that of {other}' if other else ''}"
 
 
 def _sha256(data: bytes) -> str:
