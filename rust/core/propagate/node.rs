@@ -59,7 +59,7 @@ pub struct Node {
     pub values: Vec<usize>,
     /// The part of its op that it is.
     pub part: Part,
-    /// The place of that op in [`Flow::places`].
+    /// The place of that op in [`Ops::places`](super::Ops::places).
     pub place: usize,
     /// The number of times that it is computed.
     pub times: i64,
