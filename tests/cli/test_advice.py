@@ -50,10 +50,10 @@ COMMANDS = [
     ("show 8,8 --mesh x=2 --layout x", "where it is not cut, as in x,-", ["show 8,8 --mesh x=2 --layout x,-"]),
     (
         """show 8,8 --mesh data=2 --layout "('data', None)\"""",
-        "without quotes, as in data,- for ('data', None)",
+        "write data,- for ('data', None)",
         ["show 8,8 --mesh data=2 --layout data,-"],
     ),
-    ("show 8 --mesh x=2 --layout x,-", "where it is not cut, as in x", ["show 8 --mesh x=2 --layout x"]),
+    ("show 8 --mesh x=2 --layout x,-", "+ between the axes of one dim, as in x", ["show 8 --mesh x=2 --layout x"]),
     (
         "report hf --for vllm(tp=3)",
         "`shardwise fits` says which sizes fit the model",

@@ -91,7 +91,7 @@ def test_ways_to_write_that_a_dim_is_not_cut() -> None:
 
 
 def test_a_layout_written_as_in_python_is_refused_with_the_right_form() -> None:
-    with pytest.raises(ParseError, match="a dim that several axes cut is written data"):
+    with pytest.raises(ParseError, match=r"data,- for \('data', None\), and data\+model,- for"):
         parse_layout("(a,b),-", 2)
 
 

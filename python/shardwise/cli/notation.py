@@ -71,10 +71,8 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     try:
         return TensorLayout([_spec(entry) for entry in entries])
     except ParseError as error:
-        # As Python writes it.
-        hint = "; it is written without quotes, as in data,- for ('data', None)" if "'" in text or '"' in text else ""
-        if re.search(r"\([^)]*,", text):
-            hint = "; a dim that several axes cut is written data+model, without brackets"
+        as_python = "'" in text or '"' in text or re.search(r"\([^)]*,", text)
+        hint = "; write data,- for ('data', None), and data+model,- for (('data', 'model'), None)" if as_python else ""
         raise ParseError(f"{error}{hint}") from None
 
 
