@@ -1,5 +1,6 @@
 """Checkpoints that the frameworks wrote, read bit for bit as their `expected.json` has them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.store import learn_rewrites
 from tests.store.real import CASES, DATA, expected
 
 
@@ -218,3 +220,20 @@ def test_a_file_that_is_missing_is_an_error_or_was_not_needed(case: str, tmp_pat
 
 def last_shard_of(file: Path) -> bool:
     return file.name.startswith("shard-00004")
+
+
+def test_the_configuration_is_the_one_next_to_the_path_that_was_given(tmp_path: Path) -> None:
+    """The root of a run of Megatron has a folder for each iteration, and the model's configuration beside them."""
+    root, engine = tmp_path / "run", tmp_path / "engine.safetensors"
+    shutil.copytree(DATA / "megatron", root)
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "hidden_size": 6}
+    (root / "config.json").write_text(json.dumps(config))
+    with sw.open_checkpoint(root) as checkpoint:
+        assert (checkpoint.given, checkpoint.path) == (root, root / "iter_0000100")
+        tensors = {name.removeprefix("decoder."): checkpoint.read(name) for name in checkpoint}
+    for layer, qkv in enumerate(tensors.pop("layers.self_attention.linear_qkv.weight")):
+        groups = qkv.reshape(2, 8, 6)
+        for name, rows in {"q": slice(4), "k": slice(4, 6), "v": slice(6, 8)}.items():
+            tensors[f"layers.{layer}.{name}"] = groups[:, rows].reshape(-1, 6)
+    sw.save_checkpoint(engine, tensors)
+    assert 'packed = "(groups [q:heads//groups*d k:d v:d])"' in learn_rewrites(root, engine).text

@@ -114,7 +114,7 @@ def learn_rewrites(
         entries, unused = _checked(relations, unexplained, here)
         compared = _Compared(one, other, memory, threads)
         found, printed = _verified(compared, entries, _Unsettled(unused, unexplained, doubtful))
-        return _with_names(found, printed, config_of(one.path) if config is None else read_config(config))
+        return _with_names(found, printed, config_of(one.given) if config is None else read_config(config))
 
 
 class _Compared(NamedTuple):

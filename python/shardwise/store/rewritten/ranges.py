@@ -200,7 +200,7 @@ def device_reads(
     tables = [np.zeros((0, 5), np.int64)]
     count = 0
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
-    weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
+    weights = components_in(described, config_of(checkpoint.given), reader_of(checkpoint))
     partitions = DescribedTensors(described, weights).partitions(placing, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:

@@ -52,7 +52,7 @@ def rewritten_view(
             raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")
         return wanted_stored(new, tensor, partition)
 
-    made, _, lost = renamed_tensors(checkpoint, naming, None, stored, config_of(checkpoint.path))
+    made, _, lost = renamed_tensors(checkpoint, naming, None, stored, config_of(checkpoint.given))
     if dropped is not None:
         dropped.update(lost)
     tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
