@@ -95,7 +95,7 @@ class TestDevices:
 
     @pytest.mark.parametrize("devices", [[], ["a"], ["a"] * 7, range(7), np.arange(8)])
     def test_shape_and_device_count_differ(self, devices: Any) -> None:
-        with refused(MeshError, "devices", f"has {len(devices)} entries", "(3, 2)", "6 positions"):
+        with refused(MeshError, "devices", f"has {len(devices)} entr", "(3, 2)", "6 positions"):
             sw.DeviceMesh((3, 2), ("x", "y"), devices)
 
     def test_duplicate_device(self) -> None:

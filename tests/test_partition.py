@@ -65,7 +65,7 @@ class TestUnevenRules:
     @pytest.mark.parametrize(("n", "k"), [(1, 2), (7, 2), (9, 4), (INT64_MAX, 2)])
     def test_a_dim_that_does_not_divide(self, n: int, k: int) -> None:
         layout = sw.TensorLayout((None, "x"), sw.DeviceMesh((k,), ("x",)))
-        with refused(LayoutError, "dim 1", f"{n} elements", f"{k} shards", "uneven"):
+        with refused(LayoutError, "dim 1", f"{n} element", f"{k} shards", "uneven"):
             layout.partition((1, n))
         for rule in UNEVEN:
             assert layout.partition((1, n), rule).shape == (1, n)
@@ -96,7 +96,7 @@ class TestUnevenRules:
 class TestShape:
     @pytest.mark.parametrize("shape", [(), (6,), (6, 8, 1)])
     def test_another_rank(self, shape: Any) -> None:
-        with refused(LayoutError, f"shape has {len(shape)} dims", "layout has 2"):
+        with refused(LayoutError, f"shape has {len(shape)} dim", "layout has 2"):
             grid().layout.partition(shape)
 
     @pytest.mark.parametrize("n", [-1, -8, -(2**63)])

@@ -122,7 +122,7 @@ def test_the_ways_to_write_a_box() -> None:
         ),
         (lambda: sw.Tiling.grid((4,), (0,)), sw.LayoutError, r"chunks\[0\] is 0; a chunk must be at least 1 long"),
         (lambda: sw.Tiling.grid((4,), (2, 2)), sw.LayoutError, "chunks has 2 dims but shape has 1"),
-        (lambda: sw.Tiling.grid((4,), (2,), ["a"]), sw.LayoutError, "holders has 1 labels but the grid has 2 chunks"),
+        (lambda: sw.Tiling.grid((4,), (2,), ["a"]), sw.LayoutError, "holders has 1 label but the grid has 2 chunks"),
         (lambda: sw.Tiling.grid((4,), (2,), ["a", "a"]), sw.LayoutError, r"holders\[1\] repeats the label 'a' of"),
         (lambda: sw.Tiling.grid((4,), (2,), [[], []]), TypeError, "every label must be hashable"),
         (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 5)]), sw.LayoutError, r"holders\[0\]: its range is \[0, 5\)"),
@@ -132,7 +132,7 @@ def test_the_ways_to_write_a_box() -> None:
             r"ranges is of shape \(1, 3\)",
         ),
         (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 4)]).pieces(1), sw.LayoutError, "holder 1 is not in the tiling"),
-        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 4)]).holder_shape([]), sw.LayoutError, "which has 1 holders: 0"),
+        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 4)]).holder_shape([]), sw.LayoutError, "which has 1 holder: 0"),
     ],
 )
 def test_refused(make: Any, error: type[Exception], message: str) -> None:

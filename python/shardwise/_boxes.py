@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._arguments import int64_array
-from ._text import shown
+from ._text import counted, shown
 from .errors import LayoutError
 from .piece import Piece
 
@@ -97,7 +97,7 @@ def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
     if isinstance(box, (str, bytes, Mapping, Set)) or not hasattr(box, "__len__"):
         raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {shown(box)}")
     if len(box) != len(shape):
-        raise LayoutError(f"{name} has {len(box)} dims but shape has {len(shape)}")
+        raise LayoutError(f"{name} has {counted(len(box), 'dim')} but shape has {len(shape)}")
     sides = []
     for side, size in zip(box, shape, strict=True):
         if isinstance(side, slice):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ._text import shown
+from ._text import counted, shown
 from .errors import LayoutError, ParseError, SizeOverflowError
 
 __all__ = ["NAME", "Expression", "parse_expression", "read_expression"]
@@ -104,7 +104,10 @@ class Expression:
         if not isinstance(found, Sequence):
             raise LayoutError(f"{shown(self.text)}: {name} is the number {found}, not a list")
         if not 0 <= place < len(found):
-            raise LayoutError(f"{shown(self.text)}: the list {name} has {len(found)} entries, and none at {place}")
+            raise LayoutError(
+                f"{shown(self.text)}: the list {name} has {counted(len(found), 'entry', 'entries')}, and none at "
+                f"{place}"
+            )
         return found[place]
 
     def _said(self, names: Mapping[str, int | Sequence[int]]) -> str:

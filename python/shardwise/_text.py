@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["all_digits_alike", "bytes_text", "counted", "cut", "digits_alike", "seconds_text", "shown"]
+__all__ = ["all_digits_alike", "bytes_text", "counted", "cut", "digits_alike", "elements_text", "seconds_text", "shown"]
 
 #: The table that makes every digit the same one.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -32,6 +32,15 @@ def counted(count: int, noun: str, several: str = "") -> str:
     ('1 box', '2,000 devices')
     """
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def elements_text(count: int) -> str:
+    """Return the size of a dim with its noun, and without commas: it stands next to shapes.
+
+    >>> elements_text(1), elements_text(14336)
+    ('1 element', '14336 elements')
+    """
+    return f"{count} element{'s' * (count != 1)}"
 
 
 def seconds_text(seconds: float) -> str:

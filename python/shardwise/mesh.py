@@ -15,7 +15,7 @@ from ._core import Mesh as CoreMesh
 from ._drawn import Drawn
 from ._fork import importing
 from ._frozen import frozen_objects, handed_out
-from ._text import shown
+from ._text import counted, shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
 
@@ -438,8 +438,9 @@ class DeviceMesh(Drawn):
         return DeviceMesh, (self.shape, self.axis_names, devices)
 
 
-def _wrong_count(given: object, shape: tuple[int, ...], size: int) -> MeshError:
-    return MeshError(f"devices has {given} entries but a mesh of shape {shown(shape)} has {size} positions")
+def _wrong_count(given: int, shape: tuple[int, ...], size: int, more: str = "") -> MeshError:
+    entries = f"{more}{counted(given, 'entry', 'entries')}"
+    return MeshError(f"devices has {entries} but a mesh of shape {shown(shape)} has {counted(size, 'position')}")
 
 
 def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
@@ -457,7 +458,8 @@ def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
     except TypeError:
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}") from None
     if len(items) > size:
-        raise _wrong_count(len(devices) if hasattr(devices, "__len__") else f"more than {size}", shape, size)
+        is_sized = hasattr(devices, "__len__")
+        raise _wrong_count(len(devices) if is_sized else size, shape, size, "" if is_sized else "more than ")
     if any(isinstance(item, (list, np.ndarray)) for item in items):
         return [
             label

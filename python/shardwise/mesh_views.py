@@ -63,7 +63,7 @@ def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Se
     else:
         position = integer("axis, if it is not a name,", axis)
         if not 0 <= position < mesh.ndim:
-            raise MeshError(f"axis is {position}; the mesh has the {mesh.ndim} axes {mesh.axis_names}")
+            raise MeshError(f"axis is {position}; the axes of the mesh are {mesh.axis_names}, numbered from 0")
     parts = type(mesh)(sizes, names)
     if parts.size != mesh.shape[position]:
         raise MeshError(

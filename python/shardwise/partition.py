@@ -390,7 +390,7 @@ class Partition(Tiling):
     def pieces(self, holder: Any) -> list[Piece]:
         """Return what a device holds, and where each piece begins in its own array.
 
-        That is one box, at the corner of the shard, unless a dim is packed; then empty pieces are left out.
+        That is one box, which is the whole shard, unless a dim is packed; then empty pieces are left out.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")

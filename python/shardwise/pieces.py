@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._core import BoxTree
+from ._text import counted
 from ._types import Numbers
 from .errors import SizeOverflowError
 
@@ -115,7 +116,9 @@ class Pieces(Sequence[LocatedPiece]):
         rows = [[number, at, *(a for a, _ in box), *(b for _, b in box), *steps] for box, number, at, steps in pieces]
         wrong = next((row for row in rows if len(row) != 2 + 3 * rank), None)
         if wrong is not None:
-            raise ValueError(f"a piece has {len(wrong) - 2} bounds and strides; for {rank} dims it needs {3 * rank}")
+            raise ValueError(
+                f"a piece has {len(wrong) - 2} bounds and strides; for {counted(rank, 'dim')} it needs {3 * rank}"
+            )
         return cls(_rows_array(rows, rank))
 
     @classmethod

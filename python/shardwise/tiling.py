@@ -14,7 +14,7 @@ from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
 from ._drawn import Drawn
 from ._dtypes import bits_of, bytes_for
-from ._text import shown
+from ._text import counted, shown
 from .errors import LayoutError, SizeOverflowError
 from .piece import Piece
 
@@ -148,7 +148,9 @@ class Tiling(Drawn):
         core = CoreTiling.grid(shape, chunks, instance("padded", padded, bool))
         labels = None if holders is None else tuple(holders)
         if labels is not None and len(labels) != core.holders:
-            raise LayoutError(f"holders has {len(labels)} labels but the grid has {core.holders} chunks")
+            raise LayoutError(
+                f"holders has {counted(len(labels), 'label')} but the grid has {counted(core.holders, 'chunk')}"
+            )
         return cls._made(core, ("grid", shape, labels, chunks, padded))
 
     @classmethod
@@ -338,7 +340,8 @@ class Tiling(Drawn):
             names = ", ".join(shown(self.holder_label(i)) for i in range(min(self.holder_count, 3)))
             more = ", …" if self.holder_count > 3 else ""
             raise LayoutError(
-                f"holder {shown(holder)} is not in the tiling, which has {self.holder_count} holders: {names}{more}"
+                f"holder {shown(holder)} is not in the tiling, which has {counted(self.holder_count, 'holder')}: "
+                f"{names}{more}"
             ) from None
 
     def __eq__(self, other: object) -> bool:

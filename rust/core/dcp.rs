@@ -11,6 +11,7 @@ use crate::{
     pickle::{Id, Pickle, Value},
     region::sides,
     room::Room as _,
+    shown::counted,
     tiling::boxes::one_each,
 };
 
@@ -196,7 +197,10 @@ impl<'a> Reader<'a> {
             let offset = self.number(self.attribute(info, b"offset"));
             let length = self.number(self.attribute(info, b"length"));
             let (Some(offset), Some(length)) = (offset, length) else {
-                return Err(wrong(format!("{}: a place that is not a range of bytes of a file", shown(name))));
+                return Err(wrong(format!(
+                    "{}: storage_data does not give its place as a range of bytes of a file",
+                    shown(name)
+                )));
             };
             let transforms = self.attribute(info, b"transform_descriptors").map(|id| self.pickle.value(id));
             let plain = match transforms {
@@ -220,7 +224,7 @@ impl<'a> Reader<'a> {
                 }
             };
             if self.found.insert((name.as_bytes(), at), self.index.places.len()).is_some() {
-                return Err(wrong(format!("{}: two places for one chunk", shown(name))));
+                return Err(wrong(format!("{}: storage_data gives one chunk two places", shown(name))));
             }
             push(&mut self.index.places, Place { file, offset, length })?;
         }
@@ -251,13 +255,15 @@ impl<'a> Reader<'a> {
             let state = self.state(chunk, &[b"ChunkStorageMetadata"]).unwrap_or(&[]);
             let (offsets, sizes) = (self.attribute(state, b"offsets"), self.attribute(state, b"sizes"));
             let (Some(offsets), Some(sizes)) = (self.sizes(offsets), self.sizes(sizes)) else {
-                return Err(problem("has a chunk that is not one".to_owned()));
+                return Err(problem("has an entry in its list of chunks that is not a chunk".to_owned()));
             };
             if offsets.len() != shape.len() || sizes.len() != shape.len() {
                 let dims = (offsets.len(), sizes.len(), shape.len());
                 return Err(problem(format!(
-                    "has a chunk with {} offsets and {} sizes, but has {} dims",
-                    dims.0, dims.1, dims.2
+                    "has a chunk with {} and {}, but the shape of the tensor has {}",
+                    counted(&dims.0, "offset", "offsets"),
+                    counted(&dims.1, "size", "sizes"),
+                    counted(&dims.2, "dim", "dims")
                 )));
             }
             let is_empty = sizes.contains(&0);

@@ -15,7 +15,11 @@ pub enum Error {
     #[error("axis_names: a mesh needs at least one axis, got none")]
     NoAxes,
     /// Names and sizes that do not pair up.
-    #[error("shape has {sizes} axis sizes but axis_names has {names} names")]
+    #[error(
+        "shape has {} but axis_names has {}",
+        shown::counted(sizes, "axis size", "axis sizes"),
+        shown::counted(names, "name", "names")
+    )]
     AxisCount {
         /// The number of names that were given.
         names: usize,
@@ -49,7 +53,11 @@ pub enum Error {
         size: i64,
     },
     /// A position outside the mesh.
-    #[error("device index {index} is outside the mesh, which has {size} devices (0 to {})", size - 1)]
+    #[error(
+        "device index {index} is outside the mesh, which has {} (0 to {})",
+        shown::counted(size, "device", "devices"),
+        size - 1
+    )]
     DeviceIndex {
         /// The index given.
         index: i64,
@@ -57,7 +65,11 @@ pub enum Error {
         size: i64,
     },
     /// A coordinate with another number of entries than the mesh has axes.
-    #[error("coordinate has {given} entries but the mesh has {axes} axes")]
+    #[error(
+        "coordinate has {} but the mesh has {}",
+        shown::counted(given, "entry", "entries"),
+        shown::counted(axes, "axis", "axes")
+    )]
     CoordinateRank {
         /// Entries given.
         given: usize,
@@ -156,7 +168,7 @@ pub enum Error {
         second: i64,
     },
     /// A shape of another rank than the layout.
-    #[error("shape has {given} dims but the layout has {rank}")]
+    #[error("shape has {} but the layout has {rank}", shown::counted(given, "dim", "dims"))]
     Rank {
         /// Dims of the shape.
         given: usize,
@@ -173,8 +185,9 @@ pub enum Error {
     },
     /// A dim that does not divide, under the rule `"even"`.
     #[error(
-        "dim {dim} has {n} elements, which {k} shards do not divide evenly; \
-         uneven=\"ceil\", \"chunk\", \"balanced\" or \"floor\" would cut it"
+        "dim {dim} has {}, which {k} shards do not divide evenly; \
+         uneven=\"ceil\", \"chunk\", \"balanced\" or \"floor\" would cut it",
+        shown::counted(n, "element", "elements")
     )]
     Indivisible {
         /// Position of the dim.
@@ -208,7 +221,7 @@ pub enum Error {
     #[error("layout has packed dims, whose shards may have several pieces")]
     PackedLayout,
     /// Parts that do not add up to their dim.
-    #[error("dim {dim} has {n} elements, but its parts add up to {sum}")]
+    #[error("dim {dim} has {}, but its parts add up to {sum}", shown::counted(n, "element", "elements"))]
     PartsSum {
         /// Position of the dim.
         dim: usize,
@@ -219,8 +232,9 @@ pub enum Error {
     },
     /// Parts that no size of their unknown factor makes add up to their dim.
     #[error(
-        "dim {dim} has {n} elements, and the parts of known size take {known}; the rest cannot be filled: \
-         each unit of the unknown factor takes {per_unit}"
+        "dim {dim} has {}, and the parts of known size take {known}; the rest cannot be filled: \
+         each unit of the unknown factor takes {per_unit}",
+        shown::counted(n, "element", "elements")
     )]
     FreeFactor {
         /// Position of the dim.
@@ -235,7 +249,7 @@ pub enum Error {
     /// A part whose cut factor does not divide, under the rule `"even"`.
     #[error(
         "dim {dim}, part {part}: the factor that is cut is {n}{}, which {k} shards do not divide evenly",
-        if *unit == 1 { String::new() } else { format!(", that is {} units of {unit}", n / unit + i64::from(n % unit != 0)) }
+        if *unit == 1 { String::new() } else { format!(", that is {} of {unit}", shown::counted(&(n / unit + i64::from(n % unit != 0)), "unit", "units")) }
     )]
     PartIndivisible {
         /// Position of the dim.
@@ -300,7 +314,7 @@ pub enum Error {
         local: i64,
     },
     /// Two arguments, or an argument and an output, whose lengths must be equal.
-    #[error("{left} has {left_len} elements but {right} has {right_len}")]
+    #[error("{left} has {} but {right} has {right_len}", shown::counted(left_len, "element", "elements"))]
     Length {
         /// The first argument.
         left: &'static str,
@@ -369,7 +383,7 @@ pub enum Error {
         what: String,
     },
     /// A grid whose chunks are of another rank than the tensor.
-    #[error("chunks has {given} dims but shape has {rank}")]
+    #[error("chunks has {} but shape has {rank}", shown::counted(given, "dim", "dims"))]
     Chunks {
         /// Dims of the chunks.
         given: usize,
@@ -476,7 +490,10 @@ pub enum Error {
         why: String,
     },
     /// A budget below one element.
-    #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
+    #[error(
+        "max_bytes_in_flight is {given}; it must hold at least one element of {}",
+        shown::counted(itemsize, "byte", "bytes")
+    )]
     Budget {
         /// The budget given, in bytes.
         given: i64,

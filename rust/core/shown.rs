@@ -1,6 +1,6 @@
 //! Values in messages: short, whatever their length.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 
 /// The most characters of a text in a message.
 const LONGEST: usize = 120;
@@ -91,6 +91,22 @@ fn changes(one: &[char], other: &[char]) -> usize {
         last = row;
     }
     last[other.len()]
+}
+
+/// A number with its noun, in the plural if needed.
+///
+/// # Examples
+/// ```
+/// use shardwise_core::shown;
+///
+/// assert_eq!(shown::counted(&1, "axis", "axes"), "1 axis");
+/// assert_eq!(shown::counted(&0, "axis", "axes"), "0 axes");
+/// ```
+#[must_use]
+pub fn counted(count: &dyn Display, one: &str, several: &str) -> String {
+    let count = count.to_string();
+    let noun = if count == "1" { one } else { several };
+    count + " " + noun
 }
 
 fn joined(entries: impl Iterator<Item = String>, len: usize) -> String {

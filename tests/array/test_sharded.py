@@ -65,7 +65,7 @@ class TestDistribute:
 
     @pytest.mark.parametrize("shape", [(), (4,), (4, 3, 1)])
     def test_a_layout_of_another_rank(self, shape: tuple[int, ...]) -> None:
-        with refused(LayoutError, f"{len(shape)} dims", "layout has 2"):
+        with refused(LayoutError, f"{len(shape)} dim", "layout has 2"):
             sw.distribute_tensor(np.zeros(shape), sw.TensorLayout(("x", None), mesh()))
 
     def test_a_layout_without_a_mesh(self) -> None:

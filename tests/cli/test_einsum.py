@@ -45,7 +45,7 @@ def test_the_result_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((*ROW, "--policy", "explicit"), "give out="),
         ((*ROW, "--unreduced", "tp"), "--unreduced is given without --out"),
-        ((*ROW[:2], *ROW[3:]), "1 layouts and 2 shapes are given"),
+        ((*ROW[:2], *ROW[3:]), "1 layout and 2 shapes are given"),
         ((*ROW[:4], "32,2048,14336", "14336"), "shapes[1] is (14336,), but 'fd' has 2 dims"),
         ((*ROW, "--policy", "best"), "invalid choice: 'best'"),
         ((*ROW, "--dtype", "float31"), "float31"),
@@ -74,4 +74,4 @@ def test_a_whole_computation(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found.to_json()
     assert main([*given[:3], "--mesh", "dp=2,tp=2"]) == 2
-    assert "1 layouts are given for 2 inputs; write ? for a free one" in capsys.readouterr().err
+    assert "LAYOUT for inputs: 1 given, 2 needed; write ? for a free one" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_reshard_and_diff(run: Any) -> None:
         assert (status, lines[0]) == (0, same)
         status, lines, _ = run("diff", "a.safetensors", target)
         assert status == 1
-    assert lines[:2] == ["'model.frozen' is only in the first", "'model.w' is only in the first"]
+    assert lines[:2] == ["'model.frozen' is only in the first checkpoint", "'model.w' is only in the first checkpoint"]
     lines = run("diff", "a.safetensors", "weights-only.safetensors")[1]
     assert lines[-1] == "the second has no training state; the first has 2 tensors of it"
     (*_, row) = json.loads(run("diff", "a.safetensors", "weights-only.safetensors", "--json")[1][0])

@@ -306,7 +306,7 @@ PACKED = "q:(4) + k:(2)"
         ),
         ({"from": {"name": "wte", "packed": PACKED}, "to": "{q,k}"}, r"tensor 'wte'.* 10 elements.* 6"),
         ({"from": {"name": "wte", "stack": "i", "packed": PACKED}, "to": "{i}.{q,k}"}, r"'wte'.* 4 elements.* 6"),
-        ({"from": {"name": "ln", "transpose": True}, "to": "x"}, r"'ln' has 1 dims"),
+        ({"from": {"name": "ln", "transpose": True}, "to": "x"}, r"'ln' has 1 dim, "),
         ({"from": {"name": "wte", "pad_to": 4}, "to": "x", "size": 9}, r"'wte': dim 0 has 10 .* 9, padded to .* 12"),
         ({"from": "wte", "to": {"name": "x", "pad_to": 4}, "size": 9}, r"'wte': dim 0 has 10 .* size is 9"),
         ({"from": {"name": "ln", "dim": 2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 2"),

@@ -272,8 +272,8 @@ def test_arithmetic_is_refused_by_name(tmp_path: Path) -> None:
             {"dims": "a (b c) -> (a b c)", "a": 5, "b": 2},
             r"'x': dim 0 has 12 elements, and is \(a b c\), where a = 5, b = 2",
         ),
-        ({"dims": "a b -> a b"}, r"'x': it has 1 dims; 'a b -> a b' is for 2"),
-        ({"dims": "(a b) 1 -> a b 1"}, r"'x': it has 1 dims"),
+        ({"dims": "a b -> a b"}, r"'x': it has 1 dim; 'a b -> a b' is for 2"),
+        ({"dims": "(a b) 1 -> a b 1"}, r"'x': it has 1 dim;"),
         ({"zigzag": 4}, "'x': dim 0 has 12 elements, which zigzag = 4 does not cut into 8 chunks"),
     ],
 )
@@ -288,7 +288,7 @@ def test_dims_that_do_not_fit(tmp_path: Path, side: dict[str, Any], message: str
 def test_a_number_of_tensors_that_disagrees(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a", {f"w.{i}": values(2) for i in range(3)}, sync=False)
     to = {"name": "w", "dims": "i n -> n"}
-    with pytest.raises(sw.LayoutError, match="there are 3 tensors along i, but i = 4"):
+    with pytest.raises(sw.LayoutError, match="i = 4, but the names have 3 tensors along it"):
         sw.reshard_checkpoint(
             tmp_path / "a", tmp_path / "b", rewrites=sw.Rewrites([{"from": "w.{i}", "to": {**to, "i": 4}}])
         )

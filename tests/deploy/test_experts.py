@@ -64,7 +64,7 @@ def test_a_balancer_that_changes_nothing_moves_nothing() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     one, other = ExpertMap.linear(4, ep=2), ExpertMap.linear(6, ep=2)
-    with refused(LayoutError, "1 layers", "and after 2"):
+    with refused(LayoutError, "1 layer, ", "and after 2"):
         least_moves([one], [one, one])
     with refused(LayoutError, "4 experts before", "6 after"):
         least_moves([one], [other])

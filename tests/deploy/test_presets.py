@@ -108,7 +108,7 @@ class TestEngines:
             ({"num_attention_heads": 12, "num_key_value_heads": 3}, {"tp": 4}, "num_key_value_heads is 3"),
             ({"num_experts": 4}, {"tp": 2, "expert_parallel": True, "placement": "random"}, "placement is 'random'"),
             ({"num_experts": 4}, {"tp": 2, "expert_parallel": True, "redundant": -1}, "redundant is -1"),
-            ({"num_experts": 4}, {"expert_parallel": True, "experts": ExpertMap.even(4, 2)}, "on 1 ranks"),
+            ({"num_experts": 4}, {"expert_parallel": True, "experts": ExpertMap.even(4, 2)}, "on 1 rank, "),
             ({"num_hidden_layers": None}, {}, "config has no num_hidden_layers"),
         ],
     )

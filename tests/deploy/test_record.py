@@ -196,7 +196,7 @@ def test_one_scalar_that_is_added_to_is_refused() -> None:
     """A single element, of which a hash alone would let one of 256 pass."""
     for dtype in ("float32", "bfloat16", "int8"):
         for by in (1, -1, 2, 3):
-            with pytest.raises(sw.LayoutError, match="computes 1 of 1 elements of 's', the first at"):
+            with pytest.raises(sw.LayoutError, match="computes 1 of 1 element of 's', the first at"):
                 sw.record({"s": ((), dtype)}, lambda tensors, by=by: {"s": tensors["s"].astype("f4") + by})  # type: ignore[misc]
 
 

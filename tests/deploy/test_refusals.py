@@ -60,7 +60,7 @@ def test_layers_are_counted_from_0_and_lie_on_one_stage() -> None:
         Chunk((1, -1))
     with refused(LayoutError, "mtp is [-1]; layers are counted from 0"):
         Chunk((), mtp=(-1,))
-    with refused(LayoutError, "layer 0 is on no stage, of 1 layers"):
+    with refused(LayoutError, "layer 0 is on no stage, of 1 layer"):
         _ = Stages([[1], []]).stage
     with refused(LayoutError, "layer 1 is on stage 0 and on stage 1"):
         _ = Stages([[0, 1], [1]]).stage

@@ -297,7 +297,7 @@ def test_a_client_with_part_of_the_devices() -> None:
 def test_what_cannot_be_packed() -> None:
     layout = Layout(["x"], create_mesh({"x": 2}))
     cases: list[tuple[list[Any], str]] = [
-        ([np.zeros(2)], "1 arrays; the mesh has 2"),
+        ([np.zeros(2)], "1 array; the mesh has 2"),
         ([np.zeros(2), np.zeros(3)], r"tensors\[1\] has shape \(3,\)"),
         ([np.zeros(2), np.zeros(2, int)], r"tensors\[1\] .*int64"),
         ([np.zeros((2, 2))] * 2, "dims"),

@@ -228,7 +228,7 @@ def test_indices_count_the_shards(layout: Layout, data: st.DataObject) -> None:
             layout.offset_tuple_to_global_index(rows)
     for length in (layout.rank - 1, layout.rank + 1):
         if length >= 0:
-            with pytest.raises(LayoutError, match=f"{length} entries but the layout has rank {layout.rank}"):
+            with pytest.raises(LayoutError, match=f"{length} entr(y|ies) but the layout has rank {layout.rank}"):
                 layout.offset_tuple_to_global_index([0] * length)
 
 

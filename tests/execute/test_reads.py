@@ -108,7 +108,7 @@ class TestCalls:
         carried_out(read_calls(exact, arrays))
         with pytest.raises(LayoutError, match=r"arrays\[0\] has 1 bytes, but '\w+' has"):
             read_calls(exact, [np.zeros(1, np.uint8), *arrays[1:]])
-        with pytest.raises(LayoutError, match=r"arrays has 1 arrays; the device has 5"):
+        with pytest.raises(LayoutError, match=r"arrays has 1 array; the device has 5"):
             read_calls(exact, arrays[:1])
         with pytest.raises(LayoutError, match=r"arrays\[\d\] shares memory with arrays\[\d\]"):
             read_calls(exact, [joined := np.zeros(10**4, np.uint8)] * len(arrays))

@@ -370,9 +370,7 @@ def test_a_type_of_model_that_is_not_known_is_named(said: dict[str, Any]) -> Non
     answer = fits_tensors(tensors, {"num_attention_heads": 32, **said}, (1, 2))
     assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]
     own = said.get("text_config", said)["model_type"]
-    assert [one.why for one in answer.unknown] == [
-        f"its name is known, but its meaning is not where model_type is {own!r}"
-    ]
+    assert [one.why for one in answer.unknown] == [f"the meaning of its name is not known for the model_type {own!r}"]
 
 
 def test_types_whose_shapes_are_known_are_known() -> None:

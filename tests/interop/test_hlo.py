@@ -203,7 +203,7 @@ def test_boxes_of_a_shape_that_is_none() -> None:
     sharding = parse_hlo("{devices=[2,4]<=[8]}")
     with pytest.raises(LayoutError, match=r"shape\[1\] is -4"):
         sharding.boxes([4, -4])
-    with pytest.raises(LayoutError, match="does not tile 1 dims"):
+    with pytest.raises(LayoutError, match="does not tile 1 dim"):
         sharding.boxes([4])
 
 

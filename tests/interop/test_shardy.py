@@ -153,7 +153,7 @@ def test_labels_that_have_no_number() -> None:
         mesh_to_shardy(own)
     with pytest.raises(MeshError, match="has no labels"):
         mesh_to_shardy(own, ["a", "c"])
-    with pytest.raises(MeshError, match="1 labels"):
+    with pytest.raises(MeshError, match="1 label, "):
         mesh_from_shardy('#sdy.mesh<["x"=2]>', ["a"])
 
 

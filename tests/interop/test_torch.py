@@ -306,7 +306,7 @@ def test_the_cost_does_not_grow_with_the_elements() -> None:
 @pytest.mark.parametrize(
     ("placements", "message"),
     [
-        ([Shard(0)], "has 1 entries"),
+        ([Shard(0)], "has 1 entry"),
         ([Shard(2), Shard(0)], "has 2 dims"),
         ([Shard(-3), Shard(0)], "has 2 dims"),
         ([Partial("avg"), Shard(0)], "are sums"),

@@ -239,8 +239,8 @@ def test_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "given", "says"),
     [
-        ("ab,bc->ac", {"x": ("dp", None)}, "1 operands are given"),
-        ("ab->ab", {"x": ("dp",)}, "x has 1 dims, but 'ab' has 2"),
+        ("ab,bc->ac", {"x": ("dp", None)}, "the layouts of 1 are given"),
+        ("ab->ab", {"x": ("dp",)}, "x has 1 dim, but 'ab' has 2"),
         ("ab->ab", {"x": ("dp", None), "shapes": [(16,)]}, r"shapes\[0\] is \(16,\), but 'ab' has 2 dims"),
         (
             "ab,bc->ac",

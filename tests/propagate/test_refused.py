@@ -28,8 +28,8 @@ def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"outputs": [4]}, "outputs names value 4; there are 4 before it"),
-        ({"inputs": [[[8, 4], F]]}, r"ops\[0\].in names value 1; there are 1 before it"),
+        ({"outputs": [4]}, "outputs names value 4; only values below 4 are made before it"),
+        ({"inputs": [[[8, 4], F]]}, r"ops\[0\].in names value 1; only values below 1 are made before it"),
         (
             {"ops": [{"op": "my_product", "in": [0], "out": []}]},
             r"ops\[0\]: op \"my_product\": no rule is known for it; give one",
@@ -140,9 +140,9 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     computation = Computation.from_json(LAYER)
-    with pytest.raises(sw.LayoutError, match="layouts has 1 entries for 2 inputs"):
+    with pytest.raises(sw.LayoutError, match="layouts has 1 entry for 2 inputs"):
         propagate(computation, [None], mesh=MESH)
-    with pytest.raises(sw.LayoutError, match=r"layouts\[0\] has 1 dims, but its tensor has 2"):
+    with pytest.raises(sw.LayoutError, match=r"layouts\[0\] has 1 dim, but its tensor has 2"):
         propagate(computation, [("x",), None], mesh=MESH)
     with pytest.raises(sw.LayoutError, match=r"layouts\[0\]\.open has 2; the tensor has 2 dims"):
         propagate(computation, [Start(("x", None), open=[2]), None], mesh=MESH)
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         match=r"layouts\[0\]\.priorities is \[1\]; it must have a number from 0 to 2\*\*32 - 1 for each of 2",
     ):
         propagate(computation, [Start(("x", None), priorities=[1]), None], mesh=MESH)
-    with pytest.raises(sw.LayoutError, match="results has 2 entries for 1 results"):
+    with pytest.raises(sw.LayoutError, match="results has 2 entries for 1 result"):
         propagate(computation, [("x", None), None], results=[None, None], mesh=MESH)
     with pytest.raises(sw.LayoutError, match="policy is 'most'; it must be one of 'explicit', 'shardy', 'least'"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="most")  # type: ignore[arg-type]

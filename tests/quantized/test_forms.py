@@ -103,7 +103,7 @@ GPTQ: Outline = {
             "has the shape (9, 4); for a weight of (64, 128) it must be (8, 4)",
         ),
         ({**INT4, "a.weight_g_idx": ("I32", (127,))}, packed_scheme(), "it must be (128,)"),
-        ({**INT4, "a.weight_g_idx": ("I32", (2, 64))}, packed_scheme(), "it must have 1 dims"),
+        ({**INT4, "a.weight_g_idx": ("I32", (2, 64))}, packed_scheme(), "it must have 1 dim"),
         (GPTQ, {"quant_method": "gptq", "bits": 4}, "group_size is missing"),
         (GPTQ, {"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5; known are 2, 3, 4 and 8"),
         (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "a.scales' has the shape (4, 64)"),

@@ -254,11 +254,11 @@ class TestCost:
                 sw.reshard.Collective("all-gather", ("x",), from_dim=0),
                 "dim 0 is cut by x, y, and x are not its minor axes",
             ),
-            (sw.reshard.Collective("all-gather", ("y",)), "it needs from_dim"),
+            (sw.reshard.Collective("all-gather", ("y",)), "from_dim is missing"),
             (sw.reshard.Collective("slice", ("x",), to_dim=0), "x does not replicate"),
             (sw.reshard.Collective("slice", (), to_dim=7), "to_dim is 7, outside 0 to 1"),
             (sw.reshard.Collective("all-reduce", ("x",)), "x is not unreduced"),
-            (sw.reshard.Collective("collective-permute", ("x",)), "it needs layout"),
+            (sw.reshard.Collective("collective-permute", ("x",)), "layout is missing"),
             (
                 sw.reshard.Collective("collective-permute", ("x",), layout=WHOLE),
                 "layout has another number of shards along a dim than the layout before",

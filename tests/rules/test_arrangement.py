@@ -33,7 +33,7 @@ def test_what_is_unknown_is_what_is_left_of_its_dim() -> None:
         ((12, 5), {"d": 0}, r"dim 0 has 12 elements, and is \(heads d\), where d = 0"),
         ((0, 5), {"d": 0}, r"dim 0 has 0 elements, and is \(heads d\), where d = 0"),
         ((12, 5), {"hidden": 6}, r"dim 1 has 5 elements, and is hidden, where hidden = 6"),
-        ((12,), {}, "it has 1 dims; .* is for 2"),
+        ((12,), {}, "it has 1 dim; .* is for 2"),
     ],
 )
 def test_what_does_not_fit_is_named(shape: tuple[int, ...], more: dict[str, int], message: str) -> None:

@@ -495,7 +495,7 @@ class TestUneven:
         # 3, 3, 3, 0 by "ceil" and 3, 2, 2, 2 by "balanced".
         assert report.device_bytes.tolist() == [6, 5, 5, 2] * 2
         assert report.warnings == (
-            "'strict': dim 0 has 9 elements, which do not divide by the 4 shards of its rule 'strict'",
+            "'strict': dim 0 has 9 elements, which the 4 shards of its rule 'strict' do not divide evenly",
         )
         assert report.totals == ("3 tensors, 27 B", "1 tensor cannot be placed: 1 indivisible")
         assert layout_map.uneven_of("embed") == "ceil"

@@ -207,8 +207,8 @@ class TestProblems:
             IndivisibleDim("kernel", "kernel$", 1, 9, 4),
         )
         assert report.warnings == (
-            "'embedding': dim 0 has 12 elements, which do not divide by the 8 shards of its rule 'embedding$'",
-            "'kernel': dim 1 has 9 elements, which do not divide by the 4 shards of its rule 'kernel$'",
+            "'embedding': dim 0 has 12 elements, which the 8 shards of its rule 'embedding$' do not divide evenly",
+            "'kernel': dim 1 has 9 elements, which the 4 shards of its rule 'kernel$' do not divide evenly",
         )
         assert [tensor.name for tensor in report.placed] == ["bias"]
         assert report.device_bytes is not None

@@ -365,7 +365,7 @@ def test_a_parameter_that_is_cut_and_made_of_nothing_is_refused() -> None:
     # One that is the same as another is made of that.
     rules = rules_of_loaded(plan, shapes, tensors, "tp", [frozenset({"head.weight", "m.0.q.weight"})])
     assert [rule.layout.axes for rule in rules.values()] == [("tp", None), ("tp",)]
-    with pytest.raises(sw.LayoutError, match=r"'m\.0\.q\.weight' has 1 dims, but transformers makes a parameter of 2"):
+    with pytest.raises(sw.LayoutError, match=r"'m\.0\.q\.weight' has 1 dim, but transformers makes a parameter of 2"):
         rules_of_loaded(PLAN, shapes, tensors | {"m.0.q.weight": LoadedTensor(1, ("m.0.q.weight",))}, "tp")
 
 

@@ -108,7 +108,7 @@ def _add_extract(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _add_plan(commands: "argparse._SubParsersAction[Parser]") -> None:
     plan = commands.add_parser(
         "plan",
-        help="show what reshard would take, or save it as a plan whose parts any machines can run",
+        help="show the files, memory and time that reshard would take, or save a plan whose parts any machine can run",
         description=(
             "Show the files, bytes, memory and time that reshard with the same arguments would take, and write "
             "nothing. With --save, write the plan to a file instead: shardwise run does a part of it on any machine, "
@@ -148,8 +148,8 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
             type=_form,
             choices=("safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch", "fsdp2", "universal"),
             help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with each shard "
-            "once; ranks, a folder with a file for each device, with all that it holds; vllm, the same for "
-            "the sharded loaders of vLLM and SGLang; dcp, PyTorch's distributed checkpoint; megatron, the "
+            "once; ranks, a folder with a file for each device, which has all that the device holds; vllm, the same "
+            "for the sharded loaders of vLLM and SGLang; dcp, PyTorch's distributed checkpoint; megatron, the "
             "same in the form that Megatron-Core loads; torch, a file of torch.save, with optimizers in the "
             "form that load_state_dict takes; fsdp2, a folder with a model_world_size_W_rank_R.pt and an optim_… "
             "of DTensors for each device; universal, DeepSpeed's universal checkpoint, a folder for each "
@@ -169,7 +169,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
         action="append",
         help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
-    command.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
+    command.add_argument("--only", metavar="REGEX", help="only the tensors whose new names match REGEX")
     add_drop(command, "leave out")
     add_which(command, "write")
     command.add_argument(
@@ -183,7 +183,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
     command.add_argument(
         "--strict",
         action="store_true",
-        help="write nothing and exit with status 1 on any warning: about the rules, and about what does not arrive",
+        help="write nothing and exit with status 1 on any warning: about the rules, or about what is not written",
     )
     command.add_argument("--task-bytes", metavar="BYTES", help="the most that a task writes; 64MiB if left out")
     add_no_sync(command)
@@ -215,7 +215,9 @@ def _add_commit(commands: "argparse._SubParsersAction[Parser]") -> None:
         ),
     )
     commit.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
-    commit.add_argument("--check", action="store_true", help="read all of it back and compare it with the receipts")
+    commit.add_argument(
+        "--check", action="store_true", help="read the whole checkpoint back and compare it with the receipts"
+    )
     add_no_sync(commit)
     add_memory(commit)
     add_json(commit)
@@ -226,14 +228,14 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         "verify",
         help="check that a checkpoint is complete and holds what was written",
         description="Read all of a checkpoint and compare it with the digests that were written next to it, and with "
-        "the CRC-32 of PyTorch's zip containers. Exit with status 3 if it is damaged: a line for each damaged tensor, "
-        "with its file.",
+        "the CRC-32 of PyTorch's zip containers. If the checkpoint is damaged, print a line for each damaged tensor, "
+        "with its file, and exit with status 3.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     add_bare_ranks(verify, "CHECKPOINT")
     add_which(verify, "verify")
     add_config(verify)
-    add_strict(verify, "files next to it are not read, or states have no weights")
+    add_strict(verify, "files next to the checkpoint are not read, or states have no weights")
     add_work(verify)
 
 
@@ -244,12 +246,12 @@ def _add_diff(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Compare two checkpoints of any formats without merging either; exit with status 1 if they differ.",
     )
     diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")
-    diff.add_argument("second", metavar="B", type=str, help="another")
+    diff.add_argument("second", metavar="B", type=str, help="another checkpoint")
     diff.add_argument(
         "--rules",
         metavar="TOML",
         type=rules_path,
-        help=f"compare B with what these rules make of A; {RULES_HELP}",
+        help=f"rewrite A by these rules, and compare that with B; {RULES_HELP}",
     )
     add_source_rules(diff, "A")
     add_source_mesh(diff, "A")
@@ -276,7 +278,7 @@ def _add_learn(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--config",
         metavar="JSON",
         type=Path,
-        help="the model's config.json, for names in place of sizes; the one next to A if left out",
+        help="the model's config.json, whose names then stand in the rules for sizes; the one next to A if left out",
     )
     add_means(learn)
     add_json(learn)
@@ -293,7 +295,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_config(inspect)
     add_padded(inspect)
     add_parameter_names(inspect)
-    add_strict(inspect, "files next to it are not read, or parameters of an optimizer keep their numbers")
+    add_strict(inspect, "files next to the checkpoint are not read, or parameters of an optimizer keep their numbers")
     add_json(inspect)
 
 

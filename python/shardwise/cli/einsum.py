@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from .._text import counted
 from ..errors import ParseError
 from ..layout import TensorLayout
 from ..propagate.einsum import einsum
@@ -21,7 +22,8 @@ def run_einsum(screen: Screen, options: argparse.Namespace) -> int:
     shapes = [parse_shape(text) for text in options.shapes]
     if len(options.layouts) != len(shapes) or len(shapes) > len(_NAMES):
         raise ParseError(
-            f"{len(options.layouts)} layouts and {len(shapes)} shapes are given; give one layout and one shape for "
+            f"{counted(len(options.layouts), 'layout')} and {counted(len(shapes), 'shape')} are given; give one "
+            "layout and one shape for "
             f"each operand, at most {len(_NAMES)}"
         )
     pairs = zip(options.layouts, shapes, strict=True)

@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from .._text import counted
 from ..errors import ParseError, ShardwiseError
 from ..interop import translate
 from ..layout import TensorLayout
@@ -174,7 +175,9 @@ def _operation(values: Mapping[str, str]) -> str:
     inputs, arrow, _ = values["einsum"].partition("->")
     operands = inputs.count(",") + 1
     if arrow and len(shapes) != operands:
-        raise ParseError(f"{FIELDS['shapes'][0]}: there are {len(shapes)}, but the operation has {operands} operands")
+        raise ParseError(
+            f"{FIELDS['shapes'][0]}: there are {len(shapes)}, but the operation has {counted(operands, 'operand')}"
+        )
     names = ("x", "w")[: len(shapes)]
     layouts: dict[str, Any] = {name: _layout(values, name, shape) for name, shape in zip(names, shapes, strict=False)}
     found = einsum(values["einsum"].strip(), shapes=shapes, dtype=values["dtype"].strip() or "float32", **layouts)

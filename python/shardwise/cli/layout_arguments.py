@@ -190,11 +190,18 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         ),
     )
     fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")
-    fits.add_argument("--tp", metavar="SIZES", default="1,2,4,8,16", help="sizes of tensor parallelism: 1,2,4,8,16")
     fits.add_argument(
-        "--ep", metavar="SIZES", default="1", help="sizes of expert parallelism: 1; features are cut over tp / ep"
+        "--tp", metavar="SIZES", default="1,2,4,8,16", help="sizes of tensor parallelism; 1,2,4,8,16 if left out"
     )
-    fits.add_argument("--ratio", metavar="3,2,1", help="in place of sizes: unequal shares of devices, in whole units")
+    fits.add_argument(
+        "--ep",
+        metavar="SIZES",
+        default="1",
+        help="sizes of expert parallelism; 1 if left out. The features of experts are cut over tp / ep ranks",
+    )
+    fits.add_argument(
+        "--ratio", metavar="3,2,1", help="in place of sizes: the ratio of the devices' unequal shares, in whole units"
+    )
     fits.add_argument(
         "--rules",
         metavar="TOML",
@@ -214,7 +221,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Say for each rank, to the byte, what it holds and what its framework allocates of weights, gradients, "
             "master copies, states of the optimizer, and caches of keys and values. The names of weights say how they "
             "are cut over --tp, --pp, --dp and --ep, as in fits; or rules say it, over --mesh. With --memory the exit "
-            "status is 1 if a rank does not fit, and the answer says what fits; it is 4 if names are not known."
+            "status is 1 if a rank does not fit, and the answer says what fits; the status is 4 if names are not known."
         ),
     )
     state.add_argument(
@@ -250,7 +257,7 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--sharding",
         metavar="HOW",
         help="ddp (the default), zero-redundancy, zero1, zero2, zero3, fsdp1, fsdp2, hsdp, megatron, megatron-ddp; "
-        "none shards only what the rules cut",
+        "none: the state is cut only as the rules cut the weights",
     )
     state.add_argument(
         "--over", metavar="AXES", help="the axes over which the state is sharded; those of data parallelism if left out"
@@ -264,15 +271,15 @@ def add_state(commands: "argparse._SubParsersAction[Parser]") -> None:
         ("masters", "master copies, or none; the framework's own if left out"),
     ):
         state.add_argument(f"--{name}", metavar="DTYPE", help=f"the dtype of {what}")
-    state.add_argument("--frozen", metavar="REGEX", help="tensors whose names it matches are not trained")
+    state.add_argument("--frozen", metavar="REGEX", help="tensors whose names match REGEX are not trained")
     state.add_argument(
-        "--lora", metavar="RANK=REGEX", help="train only adapters, of the weights whose names it matches"
+        "--lora", metavar="RANK=REGEX", help="train only adapters of this rank, for the weights whose names match REGEX"
     )
     state.add_argument(
         "--lora-dtype", metavar="DTYPE", default="float32", help="the dtype of the adapters; float32 if left out"
     )
     state.add_argument(
-        "--units", metavar="REGEX", help="tensors are flattened together if it finds the same text in their names"
+        "--units", metavar="REGEX", help="tensors are flattened together if REGEX finds the same text in their names"
     )
     state.add_argument(
         "--set", metavar="NAME=VALUE", action="append", help="a setting of the framework: use_orig_params=true, ..."
@@ -300,7 +307,7 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
             "Transformers and PyTorch must be installed."
         ),
     )
-    rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one in the list")
+    rules.add_argument("name", metavar="NAME", nargs="?", help="the name of a rules file in the list")
     rules.add_argument(
         "--from-tp-plan",
         metavar="HF",
@@ -319,7 +326,7 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--axis",
         metavar="AXIS",
         default="tp",
-        help="the mesh axis that cuts; tp if left out. With --record also pp,tp: stages, too",
+        help="the mesh axis that cuts; tp if left out. With --record also pp,tp: the rules then place stages, too",
     )
     add_json(rules)
 

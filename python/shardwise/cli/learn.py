@@ -27,7 +27,7 @@ def run_learn(options: argparse.Namespace) -> int:
         return 1 if found.unexplained else 0
     print(found.text, end="")
     for names, what in (
-        (found.unused, f"is in no tensor of the second{' that was explained' if found.unexplained else ''}"),
+        (found.unused, f"is in no {'explained ' if found.unexplained else ''}tensor of the second checkpoint"),
         (
             found.doubtful,
             "could be made of several equal tensors; the one with the most similar name was taken",

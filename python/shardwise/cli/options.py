@@ -60,8 +60,8 @@ def add_drop(command: Parser, what: str) -> None:
     command.add_argument(
         "--drop",
         metavar="REGEX",
-        help=f"{what} the tensors and values whose names in the source it matches; a warning names what "
-        "else the rules drop",
+        help=f"{what} the tensors and values whose names in the source match REGEX; a warning names what else the "
+        "rules drop",
     )
 
 
@@ -81,7 +81,8 @@ def add_padded(command: Parser) -> None:
     command.add_argument(
         "--padded",
         action="store_true",
-        help="FSDP's files of ranks pad tensors to one length on all ranks: read only the beginning of each",
+        help="FSDP's files of ranks may pad the parts of a tensor to one length on all ranks: read them without this "
+        "padding",
     )
 
 
@@ -91,8 +92,8 @@ def add_parameter_names(command: Parser) -> None:
         "--parameter-names",
         metavar="FILE",
         type=Path,
-        help="a file with the names of the parameters of PyTorch's optimizer, one on each line, in the order of its "
-        "numbers, where the checkpoint has numbers only",
+        help="where the checkpoint has only numbers for the parameters of PyTorch's optimizer: a file with their "
+        "names, one on each line, in the order of the numbers",
     )
 
 
@@ -108,7 +109,7 @@ def add_strict(command: Parser, when: str) -> None:
 
 def add_json(command: Parser) -> None:
     """Add `--json`."""
-    command.add_argument("--json", action="store_true", help="JSON, for programs")
+    command.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def add_work(command: Parser) -> None:
@@ -122,12 +123,13 @@ def add_work(command: Parser) -> None:
 def add_means(command: Parser) -> None:
     """Add the options `--memory` and `--jobs`, by which files are read and written."""
     add_memory(command)
-    command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
+    command.add_argument("--jobs", metavar="N", type=int, help="the number of threads; one per core if left out")
 
 
 def add_memory(command: Parser) -> None:
     """Add `--memory`."""
-    command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+    help_text = "the most memory for buffers; 256MiB if left out"
+    command.add_argument("--memory", metavar="BYTES", default="256MiB", help=help_text)
 
 
 def add_mesh(command: Parser) -> None:

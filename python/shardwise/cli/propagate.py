@@ -38,6 +38,6 @@ def run_propagate(screen: Screen, options: argparse.Namespace) -> int:
 
 def _parsed(what: str, texts: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     if len(texts) != len(shapes):
-        raise ParseError(f"{len(texts)} layouts are given for {len(shapes)} {what}; write ? for a free one")
+        raise ParseError(f"LAYOUT for {what}: {len(texts)} given, {len(shapes)} needed; write ? for a free one")
     pairs = zip(texts, shapes, strict=True)
     return [None if text.strip() == "?" else parse_layout(text, len(shape)).axes for text, shape in pairs]

@@ -12,7 +12,7 @@ from .._core import Computation as CoreComputation
 from .._core import has_factor_rule
 from .._fork import importing
 from .._json import MAX_JSON, strict_json
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from .factor_rule import FactorRule, check_unknown, factor_rule, whole_rule
 from .structure import STRUCTURE, check_structure
@@ -120,7 +120,9 @@ class Computation:
         self.outputs = _numbers("outputs", outputs, len(values))
         self.names = tuple(instance(f"names[{at}]", name, str) for at, name in enumerate(_list("names", names)))
         if self.names and (len(self.names) != self.inputs or len({*self.names}) != self.inputs):
-            raise LayoutError(f"names has {len({*self.names})} different names for {self.inputs} inputs")
+            raise LayoutError(
+                f"names has {counted(len({*self.names}), 'different name')} for {counted(self.inputs, 'input')}"
+            )
         core_ops = [_core_op(f"ops[{number}]", op) for number, op in enumerate(self.ops)]
         self._core = CoreComputation(self.shapes, self.dtypes, self.inputs, core_ops, self.outputs)
 
@@ -218,7 +220,8 @@ class Computation:
         return Computation.from_json, (self.to_json(),)
 
     def __repr__(self) -> str:
-        return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
+        sizes = f"{counted(len(self.ops), 'op')}, {counted(self.inputs, 'input')}"
+        return f"<Computation of {sizes} and {counted(len(self.outputs), 'result')}>"
 
 
 def _at(place: str, source: str) -> str:
@@ -304,7 +307,7 @@ class _OpReader:
 
     def _body(self, place: str, said: Any) -> Computation:
         if self.depth == _DEEPEST:
-            raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
+            raise LayoutError(f"{place} is nested more than {_DEEPEST} bodies deep, the limit")
         if not _is_computation(said):
             raise LayoutError(f"{place} must be a mapping with inputs, ops and outputs, got {shown(said)}")
         body = object.__new__(Computation)
@@ -349,5 +352,5 @@ def _numbers(place: str, given: Any, count: int) -> tuple[int, ...]:
     numbers = tuple(integer(f"{place}[{at}]", number) for at, number in enumerate(_list(place, given)))
     wrong = next((number for number in numbers if not 0 <= number < count), None)
     if wrong is not None:
-        raise LayoutError(f"{place} names value {wrong}; there are {count} before it")
+        raise LayoutError(f"{place} names value {wrong}; only values below {count} are made before it")
     return numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from .factor_rule import FactorRule
 
@@ -89,11 +89,15 @@ class Einsum:
         {'i': 2, 'k': 3, 'j': 5}
         """
         if len(shapes) != len(self.operands):
-            raise LayoutError(f"shapes has {len(shapes)} entries for {len(self.operands)} operands")
+            raise LayoutError(
+                f"shapes has {counted(len(shapes), 'entry', 'entries')} for {counted(len(self.operands), 'operand')}"
+            )
         sizes: dict[str, int] = {}
         for number, (side, shape) in enumerate(zip(self.operands, shapes, strict=True)):
             if len(side) != len(shape):
-                raise LayoutError(f"shapes[{number}] is {shown(tuple(shape))}, but {side!r} has {len(side)} dims")
+                raise LayoutError(
+                    f"shapes[{number}] is {shown(tuple(shape))}, but {side!r} has {counted(len(side), 'dim')}"
+                )
             for letter, size in zip(side, shape, strict=True):
                 if sizes.setdefault(letter, size) != size:
                     raise LayoutError(f"{letter!r} is {sizes[letter]} in one operand and {size} in {side!r}")

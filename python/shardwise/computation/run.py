@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._dtypes import find_dtype
-from .._text import shown
+from .._text import counted, shown
 from .._types import Array
 from ..errors import LayoutError, ShardwiseError
 from .evaluate import OPS
@@ -24,7 +24,7 @@ def checked_inputs(arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]], dty
     if isinstance(arrays, str) or not hasattr(arrays, "__len__"):
         raise TypeError(f"arrays must be a sequence of arrays, got {shown(arrays)}")
     if len(arrays) != len(shapes):
-        raise LayoutError(f"arrays has {len(arrays)} entries for {len(shapes)} inputs")
+        raise LayoutError(f"arrays has {counted(len(arrays), 'entry', 'entries')} for {counted(len(shapes), 'input')}")
     found = []
     for number, (array, shape, name) in enumerate(zip(arrays, shapes, dtypes, strict=True)):
         dtype = value_dtype(number, name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._arguments import instance, integers_of
-from .._text import shown
+from .._text import counted, shown
 from .._types import Shape
 from ..errors import LayoutError
 
@@ -33,7 +33,7 @@ def check_structure(
     if name == "case" and (not bodies or not shapes or shapes[0] != ()):
         raise LayoutError(
             "the first operand of a case must be a scalar, the number of one of its bodies; its operands are "
-            f"{shown(shapes)}, and it has {len(bodies)} bodies"
+            f"{shown(shapes)}, and it has {counted(len(bodies), 'body', 'bodies')}"
         )
     for number, body in enumerate(bodies):
         made = [()] if name == "while" and number == 0 else results
@@ -51,9 +51,11 @@ def check_structure(
         axes: Any = attributes.get("axes")
         is_list = isinstance(axes, (list, tuple)) and len(axes) == len(shapes[0])
         if not is_list or not all(isinstance(spec or [], (list, tuple)) for spec in axes):
-            raise LayoutError(f"axes is {shown(axes)}; it must have a list of axes for each of {len(shapes[0])} dims")
+            raise LayoutError(
+                f"axes is {shown(axes)}; it must have a list of axes for each of {counted(len(shapes[0]), 'dim')}"
+            )
         for axis in (axis for spec in axes for axis in spec or ()):
             instance("axes", axis, str)
         for dim in integers_of("open", attributes.get("open", ())):
             if dim not in range(len(axes)):
-                raise LayoutError(f"open has {dim}, but there are {len(axes)} dims")
+                raise LayoutError(f"open has {dim}, but there are {counted(len(axes), 'dim')}")

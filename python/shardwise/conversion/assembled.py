@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .._dtypes import Dtype
 from .._fork import cached_property
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..pieces import NO_PIECES, Bounds, LocatedPiece, Pieces, Runs
@@ -134,7 +134,7 @@ class Assembled:
         """Return the tensor with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
-            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+            raise LayoutError(f"tensor {shown(self.origin)} has {counted(rank, 'dim')}, so it cannot be transposed")
         order = (*range(rank - 2), rank - 1, rank - 2)
         shape = tuple(self.shape[dim] for dim in order)
         return _Transposed(self.origin, shape, self.dtype, (self,), self.is_scattered, order=order)

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.parts import segments_of
@@ -75,7 +75,7 @@ def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
     with _naming(tensor):
         for name, size in side.dims.sizes:
             if counts.get(name, size) != size:
-                raise LayoutError(f"there are {counts[name]} tensors along {name}, but {name} = {size}")
+                raise LayoutError(f"{name} = {size}, but the names have {counted(counts[name], 'tensor')} along it")
         groups = (*((field,) for field in side.stack), *side.dims.common)
         sizes = side.dims.solved(groups, tensor.shape)
     names = [name for group in groups for name in group]
@@ -125,7 +125,7 @@ def _stripped(tensor: Tensor, side: Side, size: int | None) -> Tensor:
     have = tensor.shape[dim]
     if have < size or have % side.pad_to:
         raise LayoutError(
-            f"dim {dim} has {have} elements; expected {size}, padded to a multiple of {side.pad_to}: "
+            f"dim {dim} has {elements_text(have)}; expected {size}, padded to a multiple of {side.pad_to}: "
             f"{_multiple(size, side.pad_to)} or more"
         )
     return tensor if have == size else tensor.taken(dim, np.array([[0, 0, size]], np.int64), size)
@@ -188,7 +188,7 @@ def _stored(part: str, parts: _PartTensors, rewrite: Rewrite) -> Tensor:
         if side.pad_to is not None:
             dim = _dim(tensor, side)
             if rewrite.size is not None and tensor.shape[dim] != rewrite.size:
-                raise LayoutError(f"dim {dim} has {tensor.shape[dim]} elements, but size is {rewrite.size}")
+                raise LayoutError(f"dim {dim} has {elements_text(tensor.shape[dim])}, but size is {rewrite.size}")
             tensor = tensor.padded(dim, _multiple(tensor.shape[dim], side.pad_to))
         if side.zigzag is not None:
             tensor = _in_chunks(tensor, side, side.zigzag, turned=False)
@@ -201,7 +201,8 @@ def _in_chunks(tensor: Tensor, side: Side, pairs: int, *, turned: bool) -> Tenso
     size, rest = divmod(tensor.shape[dim], 2 * pairs)
     if rest:
         raise LayoutError(
-            f"dim {dim} has {tensor.shape[dim]} elements, which zigzag = {pairs} does not cut into {2 * pairs} chunks"
+            f"dim {dim} has {elements_text(tensor.shape[dim])}, which zigzag = {pairs} does not cut into "
+            f"{2 * pairs} chunks"
         )
     if pairs > _MOST_STACKED:
         raise LayoutError(f"zigzag is {pairs}, over the limit of {_MOST_STACKED}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..pieces import Runs
 from ..quantized.states import State, kind_over
@@ -150,7 +150,7 @@ class Trained:
         """Return the weight with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
-            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+            raise LayoutError(f"tensor {shown(self.origin)} has {counted(rank, 'dim')}, so it cannot be transposed")
         order = [*range(rank - 2), rank - 1, rank - 2]
         return self._with(
             tuple(self.shape[dim] for dim in order),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError
 from ..pieces import Runs
 from ..quantized.component import Along, Component, LogicalTensor
@@ -184,7 +184,7 @@ class Weight:
         """Return the weight with its last two dims swapped, and all blocks with them."""
         rank = len(self.shape)
         if rank < 2:
-            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+            raise LayoutError(f"tensor {shown(self.origin)} has {counted(rank, 'dim')}, so it cannot be transposed")
         dims = [*range(rank - 2), rank - 1, rank - 2]
         made = arranged(self, [[size] for size in self.shape], [[dim] for dim in dims])
         assert isinstance(made, Weight)
@@ -329,7 +329,7 @@ def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequen
                 f"{weight.component_text(held)} has blocks of {each.block}, which do not fit dims of {list(sizes)}"
             )
     if rest != 1:
-        raise LayoutError(f"{weight.component_text(held)} has blocks of {each.block} in a dim of {n} elements")
+        raise LayoutError(f"{weight.component_text(held)} has blocks of {each.block} in a dim of {elements_text(n)}")
     return found[::-1]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from .._arguments import instance, integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..packed import concat, gate_up, part
@@ -177,7 +177,7 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
     """
     meshes, stages = placed.meshes, placed.stages
     if stages.pp != meshes["attention"].axis_size("pp"):
-        raise LayoutError(f"stages has {stages.pp} stages, but pp is {meshes['attention'].axis_size('pp')}")
+        raise LayoutError(f"stages has {counted(stages.pp, 'stage')}, but pp is {meshes['attention'].axis_size('pp')}")
     numbers: dict[str, Number] = {"stage": stages.stage}
     rules = {**_end_rules(model, placed), **_attention_rules(model), **_dense_rules(placed.outer)}
     rules |= _vocabulary_adapters(model, placed)
@@ -350,9 +350,11 @@ def _expert_places(
     ep = mesh.axis_size("ep")
     for each in maps:
         if not isinstance(each, ExpertMap) or each.ep != ep or each.num_experts != model.experts:
-            raise LayoutError(f"experts must place {model.experts} experts on {ep} ranks, got {shown(each)}")
+            raise LayoutError(
+                f"experts must place {counted(model.experts, 'expert')} on {counted(ep, 'rank')}, got {shown(each)}"
+            )
     if not isinstance(experts, ExpertMap) and len(maps) != model.layers:
-        raise LayoutError(f"experts has maps for {len(maps)} layers; the model has {model.layers}")
+        raise LayoutError(f"experts has maps for {counted(len(maps), 'layer')}; the model has {model.layers}")
     numbers["where"] = tuple(places for each in maps for places in each.where)
     numbers["slots"] = tuple(row for each in maps for row in each.slots)
     if isinstance(experts, ExpertMap):

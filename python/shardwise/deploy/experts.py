@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._arguments import check_items, instance, integer
 from .._core import least_assignments
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 
 __all__ = ["ExpertMap", "balanced_experts", "least_moves"]
@@ -96,7 +96,7 @@ class ExpertMap:
 
     @classmethod
     def redundant(cls, num_experts: int, redundant: int, ep: int) -> ExpertMap:
-        """Return the map with which vLLM and SGLang begin, without a known load: each expert once, then the first ones.
+        """Return the map with which vLLM and SGLang begin, without a load: each expert once, then the first ones again.
 
         Args:
             num_experts: the experts of the model.
@@ -181,13 +181,15 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
     """
     nodes = integer("nodes", nodes)
     if len(before) != len(after):
-        raise LayoutError(f"before has {len(before)} layers, and after {len(after)}")
+        raise LayoutError(f"before has {counted(len(before), 'layer')}, and after {len(after)}")
     check_items("before", before, ExpertMap)
     check_items("after", after, ExpertMap)
     found = []
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         if old.num_experts != new.num_experts:
-            raise LayoutError(f"layer {layer} has {old.num_experts} experts before, and {new.num_experts} after")
+            raise LayoutError(
+                f"layer {layer} has {counted(old.num_experts, 'expert')} before, and {new.num_experts} after"
+            )
         if nodes < 1 or new.ep % nodes:
             raise LayoutError(f"nodes is {nodes}, which does not divide the {new.ep} ranks of layer {layer}")
         rows = (*old.slots, *((),) * new.ep)[: new.ep]
@@ -240,8 +242,8 @@ def balanced_experts(
         ep: the ranks; a multiple of `nodes`.
         groups: groups of experts that should stay on one node; used only if it is a multiple of `nodes`.
         nodes: the nodes among which the ranks are divided equally.
-        balancer: whose: `"vllm"` (`DefaultEplbPolicy`) or `"sglang"` (`eplb_algorithms/deepseek.py`). They differ in
-            precision, and in the order of experts of equal load.
+        balancer: the engine whose algorithm is used: `"vllm"` (`DefaultEplbPolicy`) or `"sglang"`
+            (`eplb_algorithms/deepseek.py`). They differ in precision, and in the order of experts of equal load.
 
     Raises:
         LayoutError: if sizes do not divide, or there are fewer slots than experts.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._arguments import check_items, instance, integer, optional, sizes_of
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, MeshError
 from ..piece import Slices
 from ..reshard.model.memory import Repeat
@@ -73,7 +73,8 @@ class FusedParameter:
             raise LayoutError("slots is given, but nothing is stacked")
         if self.after and (self.stack is None or len(self.after) != len(self.parts)):
             raise LayoutError(
-                f"after has {len(self.after)} templates; it must have one for each part of a stack, {len(self.parts)}"
+                f"after has {counted(len(self.after), 'template')}; it must have one for each part of a stack, "
+                f"{len(self.parts)}"
             )
         if self.slots is not None:
             Coordinates("slots", self.slots, 1)  # Raises, if it cannot be read.

@@ -391,7 +391,7 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     Raises:
         TypeError: if an argument is of the wrong type.
 
-    Errors of layouts come when a tensor or a device is asked for.
+    Errors of layouts are raised when a tensor or a device is asked for.
 
     >>> from shardwise import DeviceMesh, LayoutMap
     >>> rules = LayoutMap(DeviceMesh((4,), ("tp",)))

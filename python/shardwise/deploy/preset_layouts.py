@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -57,7 +57,8 @@ def stages_of(model: PresetModel, layers: list[int] | None, extra: str, pp: int)
         return Stages.split(total, pp, extra)
     if len(layers) != pp or sum(layers) != total:
         raise LayoutError(
-            f"layers is {layers}, {sum(layers)} layers in all; it must have {pp} stages, with {total} layers in all"
+            f"layers is {layers}, {counted(sum(layers), 'layer')} in all; it must have {counted(pp, 'stage')}, with "
+            f"{counted(total, 'layer')} in all"
         )
     return Stages.of_counts(layers)
 

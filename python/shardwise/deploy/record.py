@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._dtypes import dtype_of, find_dtype
-from .._text import shown
+from .._text import elements_text, shown
 from .._types import Numbers
 from ..errors import LayoutError
 from .element_rows import rows_of
@@ -256,7 +256,8 @@ def _refusal(wrong: Mapping[str, _Seen]) -> str:
     at = [int(each) for each in np.unravel_index(places[0], one.shape)] if one.shape else []
     more = "" if len(wrong) == 1 else f"; as it does in {_listed(dict(list(wrong.items())[1:]))}"
     return (
-        f"the loader computes {len(places)} of {one.numbers.size} elements of {shown(name)}, the first at {at}: they "
+        f"the loader computes {len(places)} of {elements_text(one.numbers.size)} of {shown(name)}, the first at "
+        f"{at}: they "
         f'are not elements of the tensors, but values made from them{more}; computed="leave" records all others and '
         "leaves these parameters to the loader"
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._text import counted, shown
+from .._text import counted, elements_text, shown
 from .._types import Numbers
 from ..errors import LayoutError
 from ..piece import Slices
@@ -92,7 +92,7 @@ class Recording:
         computed: The parameters that were left to the loader, each with the number of elements that it computes.
         missing: Names that the loader asked for and that no tensor has.
         unread: Tensors that the loader never took.
-        unused: Tensors that it took but put into no parameter.
+        unused: Tensors that the loader took but put into no parameter.
     """
 
     holder: Any
@@ -243,7 +243,9 @@ class Recording:
                 if len(wrong):
                     place = [int(at) for at in np.unravel_index(wrong[0], own.shape)]
                     texts = [self._element(int(one[wrong[0]]), names, starts) for one in (here, there)]
-                    said[name] = f"{len(wrong)} of {own.size} elements differ: {place} is {texts[0]}, not {texts[1]}"
+                    said[name] = (
+                        f"{len(wrong)} of {elements_text(own.size)} differ: {place} is {texts[0]}, not {texts[1]}"
+                    )
         return said
 
     def _starts(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._arguments import integer
 from .._arguments import optional as none_or
 from .._expressions import Expression, parse_expression
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..rules.layout_rule import LayoutRule, is_replicated
@@ -277,7 +277,9 @@ class Coordinates:
             if not isinstance(entries, tuple):
                 raise LayoutError(f"{listed} is the number {entries}, not a list")
             if not 0 <= place < len(entries):
-                raise LayoutError(f"the list {listed} has {len(entries)} entries, and none at {place}")
+                raise LayoutError(
+                    f"the list {listed} has {counted(len(entries), 'entry', 'entries')}, and none at {place}"
+                )
             entry = entries[place]
             return entry if isinstance(entry, tuple) else (entry,)
         except ShardwiseError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._fork import importing
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError
 from .offsets import Offsets
 
@@ -75,7 +75,7 @@ def joined_values(name: str, parts: list[tuple[Offsets, Any]]) -> tuple[Offsets,
 def flat_memory(name: str, array: Any, size: int, values: Any) -> Any:
     """Return a parameter's memory as one dim, after checking that it can take these values."""
     if math.prod(array.shape) != size:
-        raise LayoutError(f"memory[{shown(name)}] has shape {tuple(array.shape)}; it must have {size} elements")
+        raise LayoutError(f"memory[{shown(name)}] has shape {tuple(array.shape)}; it must have {elements_text(size)}")
     if isinstance(array, np.ndarray) is not isinstance(values, np.ndarray):
         raise LayoutError(
             f"memory[{shown(name)}] is a {type(array).__name__}, but its values are a {type(values).__name__}"
@@ -104,7 +104,8 @@ def values_for(name: str, values: Any, count: int) -> Any:
     given = values if hasattr(values, "shape") else np.asarray(values)
     if tuple(given.shape) != (count,):
         raise LayoutError(
-            f"changed[{shown(name)}] has {count} offsets and values of shape {tuple(given.shape)}; each offset has one "
+            f"changed[{shown(name)}] has {counted(count, 'offset')} and values of shape {tuple(given.shape)}; each "
+            "offset has one "
             "value"
         )
     return given

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from .._arguments import integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 
 __all__ = ["EXTRA", "Chunk", "Stages"]
@@ -189,7 +189,7 @@ class Stages:
         count = max(self.num_layers, len(found))
         for layer in range(count):
             if layer not in found:
-                raise LayoutError(f"layer {layer} is on no stage, of {count} layers")
+                raise LayoutError(f"layer {layer} is on no stage, of {counted(count, 'layer')}")
         return [found[layer] for layer in range(count)]
 
     def _stage_with(self, what: str) -> int:

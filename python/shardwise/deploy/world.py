@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._arguments import instance, integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 
@@ -63,7 +63,7 @@ def mesh_in_world(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
             return mesh if world.has_default_devices else DeviceMesh(mesh.shape, mesh.axis_names, world.labels())
         if world.has_default_devices and mesh.size < world.size:
             return mesh
-        raise MeshError(f"meshes[{shown(name)}] has {mesh.size} devices, but the world has {world.size}")
+        raise MeshError(f"meshes[{shown(name)}] has {counted(mesh.size, 'device')}, but the world has {world.size}")
     for label in mesh.labels():
         try:
             at = world.index_of_label(label)

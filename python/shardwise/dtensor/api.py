@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .._arguments import array_like, instance
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..partition import Partition
 from .layout import MATCH, UNSHARDED, Layout, LayoutType
@@ -144,7 +144,9 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     arrays = [array_like(f"tensors[{i}]", tensor) for i, tensor in enumerate(tensors)]
     expected = 1 if layout.is_single_device() else layout.mesh.num_local_devices()
     if len(arrays) != expected or not arrays:
-        raise LayoutError(f"tensors has {len(arrays)} arrays; the mesh has {expected} local devices")
+        raise LayoutError(
+            f"tensors has {counted(len(arrays), 'array')}; the mesh has {counted(expected, 'local device')}"
+        )
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise LayoutError(
@@ -193,7 +195,7 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
 
     Raises:
         LayoutError: if the ranks of tensor and layout differ, a dim does not divide, this client does not hold every
-            shard of the tensor, or the layout uses a kept cut elsewhere.
+            shard of the tensor, or the layout cuts another dim by the axis of a kept cut.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -270,7 +272,7 @@ def _matched(tensor: NDArray[Any] | DTensor, layout: Layout) -> Layout:
         return layout
     rank = len(tensor.shape)
     if rank != layout.rank:
-        raise LayoutError(f"tensor has {rank} dims but the layout has {layout.rank}")
+        raise LayoutError(f"tensor has {counted(rank, 'dim')} but the layout has {layout.rank}")
     kept = tensor.layout.sharding_specs if isinstance(tensor, DTensor) else []
     specs = [
         (kept[dim] if kept else UNSHARDED) if spec == MATCH else spec for dim, spec in enumerate(layout.sharding_specs)

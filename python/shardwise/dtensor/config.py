@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from .._arguments import integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import MeshError, ParseError
 
 __all__ = ["client_id", "full_job_name", "job_name", "jobs", "num_clients"]
@@ -53,7 +53,7 @@ def jobs() -> list[str]:
 
 
 def num_clients() -> int:
-    """Return the number of clients: of the entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
+    """Return the number of clients: the number of entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
 
     Raises:
         MeshError: if two variables disagree, or the number is below 1.
@@ -67,7 +67,7 @@ def num_clients() -> int:
     if given is not None and given < 1:
         raise MeshError(f"{_NUM_CLIENTS} is {given}; there is at least one client")
     if listed and given not in (None, listed):
-        raise MeshError(f"{_NUM_CLIENTS} is {given} but {_JOBS} has {listed} entries")
+        raise MeshError(f"{_NUM_CLIENTS} is {given} but {_JOBS} has {counted(listed, 'entry', 'entries')}")
     return listed or given or 1
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._arguments import instance
 from .._core import DtensorLayout, DtensorMesh
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..packed import PackedDim
@@ -377,7 +377,8 @@ class Layout:
         """
         if len(unpacked_tensors) != self.mesh.size:
             raise LayoutError(
-                f"unpacked_tensors has {len(unpacked_tensors)} entries but the mesh has {self.mesh.size} devices"
+                f"unpacked_tensors has {counted(len(unpacked_tensors), 'entry', 'entries')} but the mesh has "
+                f"{counted(self.mesh.size, 'device')}"
             )
         arranged = np.empty(self._inner.all_num_shards(), dtype=object)
         for index, tensor in zip(self.offset_to_shard(), unpacked_tensors, strict=True):

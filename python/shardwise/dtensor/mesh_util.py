@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .._arguments import integer, optional
-from .._text import shown
+from .._text import counted, shown
 from ..errors import MeshError
 from ..mesh import list_devices
 from . import config
@@ -117,7 +117,8 @@ def create_distributed_mesh(
     local = _device_names(local_devices, device_type, size // clients, here)
     if len(local) * clients != size:
         raise MeshError(
-            f"the number of devices, {len(local)} of each of {clients} clients, must be the size of the mesh of shape "
+            f"the number of devices, {len(local)} of each of {counted(clients, 'client')}, must be the size of the "
+            "mesh of shape "
             f"{shown(shape)}"
         )
     local_ids = list(range(client * len(local), (client + 1) * len(local)))

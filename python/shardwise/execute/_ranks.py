@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..reshard.model.program import ModelProgram
 from .versions import difference_error
@@ -40,10 +40,10 @@ def ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
     else:
         found = [integer(f"ranks[{number}]", rank) for number, rank in enumerate(ranks)]
     if len(found) != len(peers) or len(set(found)) != len(found):
-        raise LayoutError(f"ranks has {len(set(found))} different ranks for {len(peers)} holders")
+        raise LayoutError(f"ranks has {counted(len(set(found)), 'different rank')} for {counted(len(peers), 'holder')}")
     for rank in found:
         if not 0 <= rank < size:
-            raise LayoutError(f"rank {rank} does not exist: there are {size} processes")
+            raise LayoutError(f"rank {rank} does not exist: the ranks are 0 to {size - 1}")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import instance, integer
-from .._text import shown
+from .._text import counted, shown
 from .._types import Table
 from ..errors import LayoutError
 from ..reshard.model.memory import Block, check_apart
@@ -95,7 +95,7 @@ def read_calls(
             f"{stored[0]} is an object of a store, which these calls cannot read; http_ranges gives the requests for it"
         )
     if len(arrays) != len(reads.arrays):
-        raise LayoutError(f"arrays has {len(arrays)} arrays; the device has {len(reads.arrays)}")
+        raise LayoutError(f"arrays has {counted(len(arrays), 'array')}; the device has {len(reads.arrays)}")
     reads.check()
     into = [range_of(f"arrays[{at}]", array, None, True) for at, array in enumerate(arrays)]
     for at, (one, array) in enumerate(zip(into, reads.arrays, strict=True)):

@@ -133,7 +133,10 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
             raise LayoutError(f"pp is {pp}, but the model has only {counted(count, 'layer')}")
         layers = [count // pp + (0 < pp - 1 - stage <= count % pp) for stage in range(pp)]
     if len(layers) != pp or sum(layers) != count:
-        raise LayoutError(f"layers is {shown(list(layers))}; it must have {pp} stages, with {count} layers in all")
+        raise LayoutError(
+            f"layers is {shown(list(layers))}; it must have {counted(pp, 'stage')}, with {counted(count, 'layer')} "
+            "in all"
+        )
     return Stages.of_counts(layers)
 
 
@@ -170,7 +173,7 @@ def _add(rules: dict[str, DeploymentRule], one: Judged, axes: Sequence[Any], at:
     rule = DeploymentRule(axes, "expert" if is_expert else "dense", at, uneven=uneven)
     key, _, _ = _key(one.kind.tensor.name)
     if rules.setdefault(key, rule) != rule:
-        raise LayoutError(f"the shapes of {one.name} ask for two different cuts; give a rules file")
+        raise LayoutError(f"the shapes of {one.name} need two different cuts; give a rules file")
 
 
 def _at(one: Judged, stages: Stages, experts: int, ep: int, *, tied: bool) -> dict[str, Any]:
@@ -198,11 +201,11 @@ def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
         axes[0] = "ep"
     q, kv = one.heads.q, one.heads.kv
     if role.heads in ("q", "kv", "qkv") and q % tp:
-        raise _undivided(tp, f"{q} heads", one)
+        raise _undivided(tp, counted(q, "head"), one)
     if role.heads == "linear" and one.heads.linear % tp:
-        raise _undivided(tp, f"{one.heads.linear} heads", one)
+        raise _undivided(tp, counted(one.heads.linear, "head"), one)
     if role.heads in ("kv", "qkv") and kv % tp and tp % kv:
-        raise _undivided(tp, f"{kv} key-value heads", one)
+        raise _undivided(tp, counted(kv, "key-value head"), one)
     axes[dim] = axis
     if role.heads == "kv" and kv < tp:
         axes[dim] = f"{axis}:(1){kv}" if kv > 1 else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import AlikeTensors, starred
 from ..quantized.method import cast_dtype
@@ -20,7 +20,7 @@ __all__ = ["Judged", "is_of_elements", "judged", "number_of_experts", "odd_eleme
 
 #: The elements of weights that are not quantized.
 _FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
-_OTHER = "its name is known, but its meaning is not where model_type is {}"
+_OTHER = "the meaning of its name is not known for the model_type {}"
 #: Positions and masks, which are no weights.
 _INTEGERS = re.compile(r"(?:^|\.)(?:position_ids|num_batches_tracked|(?:masked_|causal_)?(?:bias|mask))$")
 _UNSTATED = ", and no quantization of it is stated (quantization_config of config.json)"
@@ -147,9 +147,9 @@ def _last(name: str) -> str:
 
 def _check_whole(tensor: LogicalTensor, last: str, model: _KnownModel) -> None:
     if last in ("gate", "router") and len(tensor.shape) == 2 and tensor.shape[0] != model.experts:
-        known = f"{model.experts} experts" if model.experts else "no experts that are known"
+        known = f"the model has {counted(model.experts, 'expert')}" if model.experts else "no experts are known"
         raise _UnknownError(
-            f"a router has a row for each expert, but it has {tensor.shape[0]} rows, and {known} experts are known"
+            f"a router has a row for each expert, but it has {counted(tensor.shape[0], 'row')}, and {known}"
         )
 
 
@@ -230,9 +230,9 @@ def _with_heads(found: Judged, model: _KnownModel) -> Judged:
     if role.heads != "q":
         rests += f"; num_key_value_heads = {kv}" + ("" if model.heads.kv else ", by the shape")
     if not _makes(role, n, heads, exact=bool(heads.size) and "kv_lora_rank" not in model.config):
-        what = f"{heads.q} heads" if role.heads == "q" else f"{heads.q} and {kv} heads"
+        what = counted(heads.q, "head") if role.heads == "q" else f"{heads.q} and {counted(kv, 'head')}"
         each = f" of {heads.size}" if heads.size else ""
-        raise _UnknownError(f"its dim has {n} elements, which does not agree with {what}{each}")
+        raise _UnknownError(f"its dim has {elements_text(n)}, which does not agree with {what}{each}")
     return found._replace(heads=heads, rests_on=rests)
 
 

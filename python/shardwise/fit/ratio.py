@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 from .._arguments import integers_of
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..piece import Piece
 from ..quantized.forms import find_kinds
@@ -75,7 +75,7 @@ class RatioFit(NamedTuple):
 
     Attributes:
         ratio: The ratio, in its lowest terms.
-        verdict: The worst of the verdicts, or `"unknown"` if nothing refuses and tensors are not recognised.
+        verdict: The worst of the verdicts, or `"unknown"` if none is a refusal and tensors are not recognised.
         units: The shares of each kind of unit.
         unknown: The names of tensors that are not recognised.
         quantized: The names of quantized weights that are cut; the tilings do not include their scales.
@@ -100,7 +100,9 @@ class RatioFit(NamedTuple):
         if self.verdict not in ("fits", "rounded"):
             raise LayoutError(f"the ratio {self.text} is {self.verdict}, so it is not known which device holds what")
         if len(devices) != len(self.ratio):
-            raise LayoutError(f"devices has {len(devices)} labels, but the ratio {self.text} needs {len(self.ratio)}")
+            raise LayoutError(
+                f"devices has {counted(len(devices), 'label')}, but the ratio {self.text} needs {len(self.ratio)}"
+            )
         made: dict[Any, Tiling] = {}
         found = {}
         for name, shape, dim, every in self.cuts:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from .._arguments import integer
-from .._text import shown
+from .._text import counted, shown
 from ..errors import ParseError
 from ..rules.names import WeightRole, module_words, starred_words, stated, types_with, weight_named
 from ..rules.wrapped import language_config
@@ -111,7 +111,7 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
     return (
         role
         if rank == dims
-        else Role(None, unknown=f"it has {rank} dims, but a weight of its name should have {_WORDS[dims]}")
+        else Role(None, unknown=f"it has {counted(rank, 'dim')}, but a weight of its name should have {_WORDS[dims]}")
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._arguments import integers_of
 from .._fork import importing
-from .._text import shown
+from .._text import elements_text, shown
 from ..errors import LayoutError, ParseError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
@@ -289,7 +289,11 @@ def _finding(tensor: LogicalTensor, dim: int, part: Portion, tp: int) -> _Findin
     row = math.prod(tensor.shape[1:]) if flat else 1
     blocks = [one for one in tensor.blocks[-1 if flat else dim] if per_rank * row % one[1]]
     name, block = max(blocks, key=lambda one: one[1])
-    each = f"{per_rank} each" if row == 1 else f"{per_rank} rows each, {per_rank * row} elements"
+    each = (
+        f"{per_rank} each"
+        if row == 1
+        else f"{per_rank} row{'s' * (per_rank != 1)} each, {elements_text(per_rank * row)}"
+    )
     why = f"{size} in {ways} is {each}, within blocks of {block} of {_tail(tensor, name)}"
     apart = tensor.unit(dim, shared=True)
     if per_rank % apart == 0 and all(_in_equal_shares(size * row, per_rank * row, block) for _, block in blocks):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._arguments import INTEGER, check_fields, instance
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -181,7 +181,8 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
     read = [_read(i, placement, dims) for i, placement in enumerate(placements)]
     if len(read) != checked_mesh(mesh).ndim:
         raise LayoutError(
-            f"placements has {len(read)} entries, but the mesh has the {mesh.ndim} axes {shown(mesh.axis_names)}"
+            f"placements has {counted(len(read), 'entry', 'entries')}, but the axes of the mesh are "
+            f"{shown(mesh.axis_names)}"
         )
     return read
 
@@ -200,7 +201,7 @@ def _read(i: int, placement: Any, rank: int) -> Placement:
         raise LayoutError(message) if known else TypeError(message)
     dim = _integer(i, placement, "dim")
     if not -rank <= dim < rank:
-        raise LayoutError(f"placements[{i}] is {shown(placement)}, but the tensor has {rank} dims")
+        raise LayoutError(f"placements[{i}] is {shown(placement)}, but the tensor has {counted(rank, 'dim')}")
     dim += rank * (dim < 0)
     if kind == "Shard":
         return Shard(dim)

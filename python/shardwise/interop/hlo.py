@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import INTEGER, check_fields, check_items, int64_array, integers_of
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -161,7 +161,9 @@ class HloSharding:
         rank = len(self.num_tiles)
         sizes = int64_array("shape", shape)
         if self.kind != "tiled" or len(sizes) != rank:
-            raise LayoutError(f"shape {shown(tuple(shape))}: the sharding {self} does not tile {len(sizes)} dims")
+            raise LayoutError(
+                f"shape {shown(tuple(shape))}: the sharding {self} does not tile {counted(len(sizes), 'dim')}"
+            )
         # A mesh of the tiles, each dim cut by an axis of its own: device `i` of it holds tile `i`.
         mesh = DeviceMesh(self.num_tiles or (1,), [f"dim {dim}" for dim in range(max(rank, 1))])
         partition = TensorLayout(mesh.axis_names[:rank], mesh).partition(sizes.tolist(), "ceil")
@@ -263,7 +265,7 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
     sharding, said = _parsed(text)
     checked_mesh(mesh)
     if said is not None and rank is not None and said != checked_rank(rank):
-        raise LayoutError(f"rank is {rank}, but {shown(text)} is of {said} dims")
+        raise LayoutError(f"rank is {rank}, but {shown(text)} is of rank {said}")
     rank = said if rank is None else rank
     if sharding.kind == "maximal" and mesh.size == 1 and sharding.device == 0:
         sharding = HloSharding("replicated")
@@ -276,9 +278,11 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
     if sharding.kind != "tiled" or "manual" in sharding.subgroups:
         raise LayoutError(f"{shown(text)}: a layout cannot express a {sharding.kind} sharding{_why(sharding)}")
     if rank is not None and len(sharding.num_tiles) != checked_rank(rank):
-        raise LayoutError(f"rank is {rank}, but {shown(text)} tiles {len(sharding.num_tiles)} dims")
+        raise LayoutError(f"rank is {rank}, but {shown(text)} tiles {counted(len(sharding.num_tiles), 'dim')}")
     if sharding.num_devices != mesh.size:
-        raise LayoutError(f"{shown(text)} is over {sharding.num_devices} devices, but the mesh has {mesh.size}")
+        raise LayoutError(
+            f"{shown(text)} is over {counted(sharding.num_devices, 'device')}, but the mesh has {mesh.size}"
+        )
     indices = sharding.tile_indices()
     summed: list[str] = []
     for entry, kind in enumerate(sharding.subgroups, len(sharding.num_tiles)):
@@ -351,7 +355,9 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
                 f"{_shown(text)}: last_tile_dims holds {shown(kind)}; the types are {', '.join(_SUBGROUPS)}"
             )
     if len(subgroups) > len(tile):
-        raise ParseError(f"{_shown(text)}: {len(subgroups)} types of last tile dims, but {len(tile)} tile dims")
+        raise ParseError(
+            f"{_shown(text)}: {counted(len(subgroups), 'type')} of last tile dims, but {counted(len(tile), 'tile dim')}"
+        )
     order: Iota | tuple[int, ...]
     if match["devices"] is None:
         reshape = _ints(match["reshape"])
@@ -359,7 +365,7 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
             raise ParseError(f"{_shown(text)}: <={shown(list(reshape))} needs a T(…) that says the order of its dims")
         perm = _ints(match["perm"] or "0")
         if sorted(perm) != list(range(len(reshape))):
-            raise ParseError(f"{_shown(text)}: T({shown(perm)}) is not an order of {len(reshape)} dims")
+            raise ParseError(f"{_shown(text)}: T({shown(perm)}) is not an order of {counted(len(reshape), 'dim')}")
         order, count = Iota(reshape, perm).canonical(), _product(text, reshape)
     else:
         order = _ints(match["devices"])
@@ -368,7 +374,7 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
             raise ParseError(f"{_shown(text)}: the devices are not 0 to {count - 1}, each once")
     tiles = _product(text, tile)
     if tiles != count or count < 1:
-        raise ParseError(f"{_shown(text)}: {tiles} tiles, but {count} devices")
+        raise ParseError(f"{_shown(text)}: {counted(tiles, 'tile')}, but {counted(count, 'device')}")
     return HloSharding("tiled", tile, order, subgroups)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from .._arguments import instance
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
@@ -85,11 +85,12 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
     entries = tuple(getattr(spec, "partitions", spec))
     if reduced:
         raise LayoutError(
-            f"spec has the reduced axes {sorted(reduced)}, which say how gradients come back; a layout cannot express "
-            "that"
+            f"spec has the reduced axes {sorted(reduced)}, which are about gradients only; a layout cannot express them"
         )
     if len(entries) > dims:
-        raise LayoutError(f"spec {spec} has {len(entries)} entries, but the tensor has {dims} dims")
+        raise LayoutError(
+            f"spec {spec} has {counted(len(entries), 'entry', 'entries')}, but the tensor has {counted(dims, 'dim')}"
+        )
     for dim, entry in enumerate(entries):
         if entry is PartitionSpec.UNCONSTRAINED:
             raise LayoutError(
@@ -254,7 +255,9 @@ def to_array(sharded: ShardedArray) -> jax.Array:
     partition = sharded.partition
     for dim, (size, count) in enumerate(zip(partition.shape, partition.num_shards, strict=True)):
         if size % count:
-            raise LayoutError(f"dim {dim} of {size} elements is cut into {count}; JAX has arrays of equal shards only")
+            raise LayoutError(
+                f"dim {dim} of {elements_text(size)} is cut into {count}; JAX has arrays of equal shards only"
+            )
     kept = jax.dtypes.canonicalize_dtype(sharded.dtype)
     if kept != sharded.dtype:
         raise LayoutError(f"JAX would convert {sharded.dtype} to {kept}; set jax_enable_x64 to keep 64 bits")

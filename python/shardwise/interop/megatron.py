@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._lazy import lazy
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -95,7 +95,10 @@ def from_rank_offsets(
     dims = checked_rank(rank)
     given = [item.rank_offsets if isinstance(item, RankOffsets) else item for item in rank_offsets]
     if len(given) != mesh.size:
-        raise LayoutError(f"rank_offsets has {len(given)} entries, but the mesh has {mesh.size} devices")
+        raise LayoutError(
+            f"rank_offsets has {counted(len(given), 'entry', 'entries')}, but the mesh has "
+            f"{counted(mesh.size, 'device')}"
+        )
     indices = np.zeros((mesh.size, dims), np.int64)
     counts = [dict.fromkeys(range(dims), 1) for _ in given]
     for device, offsets in enumerate(given):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, MeshError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -160,7 +160,10 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         return _labelled(mesh, ids, None)
     labels = list(devices)
     if len(labels) != mesh.size:
-        raise MeshError(f"devices has {len(labels)} labels, but the mesh {shown(text)} has {mesh.size} devices")
+        raise MeshError(
+            f"devices has {counted(len(labels), 'label')}, but the mesh {shown(text)} has "
+            f"{counted(mesh.size, 'device')}"
+        )
     return _labelled(mesh, ids, labels)
 
 

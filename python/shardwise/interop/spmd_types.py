@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .._arguments import instance
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -102,7 +102,9 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
     cut: dict[int, list[str]] = {}
     if spec is not None:
         if len(spec) > dims:
-            raise LayoutError(f"the spec has {len(spec)} entries, but the tensor has {dims} dims")
+            raise LayoutError(
+                f"the spec has {counted(len(spec), 'entry', 'entries')}, but the tensor has {counted(dims, 'dim')}"
+            )
         for dim, entry in enumerate(spec):
             names = () if entry is None else entry if isinstance(entry, (tuple, list)) else (entry,)
             cut[dim] = [_axis(name, mesh) for name in names]
@@ -110,7 +112,7 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
     for name, kind in (kinds or {}).items():
         if isinstance(kind, int):
             if not -dims <= kind < dims:
-                raise LayoutError(f"axis {shown(name)} is S({kind}), but the tensor has {dims} dims")
+                raise LayoutError(f"axis {shown(name)} is S({kind}), but the tensor has {counted(dims, 'dim')}")
             if spec is not None:
                 raise LayoutError(f"axis {shown(name)} is S({kind}), but with a spec its axes must be V")
             cut.setdefault(kind % dims, []).append(name)

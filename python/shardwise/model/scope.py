@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._arguments import instance
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -149,7 +149,9 @@ class LayoutScope:
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
             if size % shards and uneven in (None, "even") and not isinstance(spec, PackedDim):
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
-                raise LayoutError(f"{what}, but dim {dim} has {size} elements, not a multiple of {axes} size {shards}")
+                raise LayoutError(
+                    f"{what}, but dim {dim} has {elements_text(size)}, not a multiple of {axes} size {shards}"
+                )
         try:
             return PlacedVariable(path, rule, layout, layout.partition(shape, uneven or "even"), self._dialect)
         except ShardwiseError as error:
@@ -168,7 +170,7 @@ class LayoutScope:
             for rule in rules[:_MOST_NAMED]
         ]
         listed = ", ".join(f"{shown(path)} (nearest to rule {shown(rule)})" for rule, path in nearest)
-        more = f", and {len(rules) - _MOST_NAMED} more rules" if len(rules) > _MOST_NAMED else ""
+        more = f", and {counted(len(rules) - _MOST_NAMED, 'more rule')}" if len(rules) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
             stacklevel=_level_of_caller(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import INTEGER, check_fields, check_items, instance, integer
-from .._text import shown
+from .._text import elements_text, shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import packed_text, says_all
 
@@ -160,7 +160,7 @@ class PackedDim:
             unit = (n - known) // per_unit
         elif known != n:
             raise LayoutError(
-                f"the dim has {n} elements, but its parts of known size add up to {known}: "
+                f"the dim has {elements_text(n)}, but its parts of known size add up to {known}: "
                 f"{shown(self)}{self.sizes_text()}"
             )
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)

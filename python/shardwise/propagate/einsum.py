@@ -13,7 +13,7 @@ from .._core import propagated, settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
-from .._text import bytes_text, counted, shown
+from .._text import bytes_text, counted, elements_text, shown
 from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -198,7 +198,7 @@ def einsum(
             moves the fewest bytes to a device; `"explicit"` refuses, as JAX's explicit mode does.
         out: the layout that the result gets. Over its unreduced axes the devices keep their addends.
         operands: the layout of each operand, in the order of the text, as keywords of names that you choose: a
-            `TensorLayout`, or its axes. For `None` the policy takes the layout that the other operands ask for.
+            `TensorLayout`, or its axes. For `None` the policy takes the layout that fits the other operands.
 
     Raises:
         LayoutError: if the text is not an einsum, shapes or layouts do not fit it, a dim does not divide, or the policy
@@ -221,8 +221,9 @@ def einsum(
         raise TypeError("dtype must be a dtype, got None")
     if len(operands) != len(parsed.operands):
         raise LayoutError(
-            f"{len(operands)} operands are given ({', '.join(operands) or 'none'}) for the {len(parsed.operands)} of "
-            f"{str(parsed)!r}; give each as a keyword, such as x=layout"
+            f"{str(parsed)!r} has {counted(len(parsed.operands), 'operand')}, but the layouts of {len(operands)} are "
+            "given "
+            f"({', '.join(operands) or 'none'}); give each as a keyword, such as x=layout"
         )
     names = list(operands)
     if isinstance(shapes, str) or not hasattr(shapes, "__len__"):
@@ -241,7 +242,9 @@ def einsum(
     for name, layout, extent in zip([*names, "out"], tensors, [*extents, shape], strict=True):
         for dim, (size, count) in enumerate(zip(extent, () if layout is None else layout.num_shards, strict=False)):
             if size % count:
-                raise LayoutError(f"{name}: dim {dim} has {size} elements, which {count} shards do not divide evenly")
+                raise LayoutError(
+                    f"{name}: dim {dim} has {elements_text(size)}, which {count} shards do not divide evenly"
+                )
         if layout is not None:
             layout.partition(extent)
     specs = [None if layout is None else specs_of(layout) for layout in tensors]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from .._arguments import instance
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -74,7 +74,7 @@ def layout_of(
     if layout.is_packed:
         raise LayoutError(f"{name} has a packed dim; ops take plain ones")
     if len(layout.axes) != rank:
-        raise LayoutError(f"{name} has {len(layout.axes)} dims, but {what} has {rank}")
+        raise LayoutError(f"{name} has {counted(len(layout.axes), 'dim')}, but {what} has {rank}")
     if added and not unreduced:
         raise LayoutError(f"{name} is unreduced over {', '.join(added)}; reduce it first")
     return layout

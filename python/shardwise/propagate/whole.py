@@ -148,7 +148,7 @@ class Propagation(Drawn):
         rest = self.moves[most:]
         if rest:
             more = bytes_text(sum(move.bytes_in_all for move in rest if not move.when))
-            lines.append(f"{len(rest)} more moves have {more}.")
+            lines.append(f"{counted(len(rest), 'more move')}, {more} in all.")
         return "\n".join(lines)
 
     def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
@@ -297,7 +297,8 @@ def _listed(argument: str, given: Sequence[Any], count: int) -> Sequence[Any]:
         raise TypeError(f"{argument} must be a sequence of layouts, got {shown(given)}")
     if len(given) != count:
         raise LayoutError(
-            f"{argument} has {len(given)} entries for {count} {'inputs' if argument == 'layouts' else argument}"
+            f"{argument} has {counted(len(given), 'entry', 'entries')} for "
+            f"{counted(count, 'input' if argument == 'layouts' else argument.removesuffix('s'))}"
         )
     return given
 
@@ -336,12 +337,12 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> B
         may_grow = [False for _ in dims]
         for dim in integers_of(f"{name}.open", start.open):
             if dim not in dims:
-                raise LayoutError(f"{name}.open has {dim}; the tensor has {len(shape)} dims")
+                raise LayoutError(f"{name}.open has {dim}; the tensor has {counted(len(shape), 'dim')}")
             may_grow[dim] = True
     priorities = [integer(f"{name}.priorities[{at}]", each) for at, each in enumerate(start.priorities)]
     if priorities and (len(priorities) != len(shape) or min(priorities) < 0 or max(priorities) >= 1 << 32):
         raise LayoutError(
             f"{name}.priorities is {shown(priorities)}; it must have a number from 0 to 2**32 - 1 for each of "
-            f"{len(shape)} dims"
+            f"{counted(len(shape), 'dim')}"
         )
     return specs_of(layout), may_grow, priorities or [0 for _ in dims]

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError
 from ..layout import Spec, TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -88,7 +88,9 @@ def component_layouts(
     [[(0, 1), (1, 2)], [(1, 2), (2, 3)]]
     """
     if layout.rank != len(tensor.shape):
-        raise LayoutError(f"{shown(tensor.name)} has {len(tensor.shape)} dims, but its layout has {layout.rank}")
+        raise LayoutError(
+            f"{shown(tensor.name)} has {counted(len(tensor.shape), 'dim')}, but its layout has {layout.rank}"
+        )
     if layout.device_mesh is None:
         raise LayoutError(f"{shown(tensor.name)}: its layout {shown(layout)} has no mesh")
     along = tuple(component.along for component in tensor.components)
@@ -358,7 +360,7 @@ def _within(along: Along, dim: _Dim, factor: _Factor, at: int, why_not: str | No
     fits = fits if len(fits) > 1 else []
     ways = f"{', '.join(fits[:-1])} or {fits[-1]}" if fits else ""
     share = "; with shared = true both sides hold the block" if why_not is None else f"; {why_not}" if why_not else ""
-    elements = f"{n} elements" if inner == row else f"{n} units of {inner // row} elements"
+    elements = elements_text(n) if inner == row else f"{counted(n, 'unit')} of {elements_text(inner // row)}"
     return (
         f"dim {dim.number} has {elements}, and is cut at {at}, within {what} of {dim.component}; whole blocks need a "
         f"multiple of {unit * shards}: it would fit padded to {padded_size(n, unit, shards)}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import Spec, TensorLayout
 from ..packed import PackedDim, part
@@ -142,7 +142,7 @@ def _dims(down: tuple[int, ...], up: tuple[int, ...], config: Mapping[str, Any])
             raise LayoutError(f"its factors {down} and {up} have different ranks or numbers of experts")
         said = stated(language_config(config), "experts")
         if said is not None and said[1] != down[0]:
-            raise LayoutError(f"its factors are of {down[0]} experts, and the model has {said[1]}")
+            raise LayoutError(f"its factors are of {counted(down[0], 'expert')}, and the model has {said[1]}")
         return down[0], up[1], down[2], False
     if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
         raise LayoutError(f"its factors {down} and {up} have different ranks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .parts import WHOLE, WeightGroup
@@ -25,7 +25,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
         return group.tensor("INT8 per row", shape, along)
     if _STATE not in group.members:
         if "absmax" in group.members:
-            raise ParseError(f"{shown(group.name)}: its {_STATE} is missing; there is {', '.join(group.members)}")
+            raise ParseError(f"{shown(group.name)}: its {_STATE} is missing; it has {', '.join(group.members)}")
         return None
     stored = group.shape("weight")
     said = group.read(_STATE)
@@ -76,5 +76,5 @@ def _state(group: WeightGroup, said: bytes) -> tuple[tuple[int, ...], int, int]:
     if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**40 for size in numbers):
         raise ParseError(f"{shown(group.name)}: its {_STATE} has invalid sizes: {shown(numbers)}")
     if len(shape) < 1 or len(shape) > 64:
-        raise ParseError(f"{shown(group.name)}: its {_STATE} has a shape of {len(shape)} dims")
+        raise ParseError(f"{shown(group.name)}: its {_STATE} has a shape of {counted(len(shape), 'dim')}")
     return shape, numbers[0], numbers[1]

@@ -92,7 +92,7 @@ _AFTER = frozenset(["absmax", "quant_map", "nested_absmax", "nested_quant_map"])
 
 
 class Components(NamedTuple):
-    """The logical tensors of a checkpoint, and what is stored as it is."""
+    """The logical tensors of a checkpoint, and its tensors that are not quantized."""
 
     #: The value of `quant_method`; `None` if nothing is quantized. Of one that is not known all tensors are plain.
     method: str | None

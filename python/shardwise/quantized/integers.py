@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .modules import Modules
@@ -101,7 +101,9 @@ def _stated_shape(group: WeightGroup, said: bytes, shape: tuple[int, ...]) -> tu
     width = 8 if group.dtype("weight_shape") == "I64" else 4
     lead = shape[:-2] if len(said) == width * 2 * math.prod(shape[:-2]) else ()
     if len(said) != width * (2 * math.prod(lead) if lead else len(shape)):
-        raise ParseError(f"{shown(group.name)}: its weight_shape has {len(said)} bytes; expected {len(shape)} sizes")
+        raise ParseError(
+            f"{shown(group.name)}: its weight_shape has {len(said)} bytes; expected {counted(len(shape), 'size')}"
+        )
     sizes = np.frombuffer(said, f"<i{width}")
     if lead:  # Of each of the experts.
         each = sizes.reshape(-1, 2)

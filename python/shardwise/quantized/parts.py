@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import ParseError
 from ..rules.names import weight_named
 from .component import Along, Component, LogicalTensor
@@ -107,7 +107,7 @@ class WeightGroup(NamedTuple):
     def _member(self, tail: str) -> tuple[str, str, tuple[int, ...]]:
         member = self.members.get(tail)
         if member is None:
-            raise ParseError(f"{shown(self.name)}: its {tail} is missing; there is {', '.join(self.members)}")
+            raise ParseError(f"{shown(self.name)}: its {tail} is missing; it has {', '.join(self.members)}")
         return member
 
     def matrix(self, tail: str) -> tuple[int, ...]:
@@ -180,7 +180,8 @@ class WeightGroup(NamedTuple):
             name, dtype, own = self._member(tail)
             if len(each) != len(own):
                 raise ParseError(
-                    f"{shown(name)} has the shape {own}; for a weight of {shape} it must have {len(each)} dims"
+                    f"{shown(name)} has the shape {own}; for a weight of {shape} it must have "
+                    f"{counted(len(each), 'dim')}"
                 )
             expected = tuple(
                 have if one.of is None or one.of < 0 else one.elements(shape[one.of])

@@ -36,7 +36,7 @@ class ReshardPlan(Transfers):
     Each element of each destination shard is received exactly once, unless its holder already has it: then it stays.
     Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send,
     the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
-    achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
+    achieve, and no more than that if all boxes have one size. If the source is unreduced, "once" holds for each addend.
 
     `senders` names the senders instead, transfer by transfer, by their positions in `src.holders`; `plan_model` uses it
     to balance the load over all tensors.
@@ -68,7 +68,7 @@ class ReshardPlan(Transfers):
         Raises:
             LayoutError: if there is no such holder, or there are two.
 
-        A program runs without the others; `Program` says why there is no deadlock.
+        A program can be run without those of other holders; `Program` says why there is no deadlock.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -316,7 +316,7 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     Args:
         src: the tiling now: a `Partition`, or any other `Tiling`.
         dst: the tiling afterwards, of the same shape; everything else may differ. It need not cover the whole tensor,
-            and its holders may ask for the same elements, as readers do.
+            and several holders may get the same elements, as readers do.
 
     Raises:
         LayoutError: if the shapes differ; if boxes of `src` overlap without being declared replicas, or `src` does not

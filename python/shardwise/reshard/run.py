@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .._arguments import refuse_mask
 from .._core import count_fitting
-from .._text import shown
+from .._text import counted, shown
 from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -135,7 +135,7 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     if len(checked) != len(shapes):
         over = len(checked) > len(shapes)
         given = len(arrays) if hasattr(arrays, "__len__") else f"more than {len(shapes)}" if over else len(checked)
-        raise LayoutError(f"{name} has {given} arrays but there are {len(shapes)} holders")
+        raise LayoutError(f"{name} has {given} arrays but there are {counted(len(shapes), 'holder')}")
     if dtype is None and checked and isinstance(checked[0], np.ndarray):
         dtype = checked[0].dtype
     for i in range(count_fitting(checked, shapes, dtype), len(checked)):

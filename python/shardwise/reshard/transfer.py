@@ -1,4 +1,4 @@
-"""Transfers: one box on its way from one holder to another."""
+"""Transfers: one box that one holder sends to another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WINDOW = (tuple, type(None))
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box on its way from one holder to another."""
+    """One box that one holder sends to another."""
 
     #: The sender's label.
     src_device: Any

@@ -15,7 +15,7 @@ from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import itemsize_of
 from .._frozen import handed_out
-from .._text import shown
+from .._text import counted, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
 from ..tiling import Tiling
@@ -165,7 +165,9 @@ class Transfers(Drawn):
     def __getitem__(self, number: int) -> Transfer:
         number = operator.index(number)
         if not -len(self) <= number < len(self):  # numpy has another exception for what does not fit in 64 bits.
-            raise IndexError(f"transfer {shown(number)} is outside the plan, which has {len(self)}")
+            raise IndexError(
+                f"transfer {shown(number)} is outside the plan, which has {counted(len(self), 'transfer')}"
+            )
         row = self.transfers[number]
         if self._pieces is None:
             self._pieces = self._core.pieces()

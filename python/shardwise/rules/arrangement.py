@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .._text import shown
+from .._text import counted, elements_text, shown
 from ..errors import LayoutError, ParseError
 
 __all__ = ["Arrangement", "parse_arrangement"]
@@ -66,7 +66,7 @@ class Arrangement:
         """
         found = dict(self.sizes)
         if len(shape) != len(groups):
-            raise LayoutError(f"it has {len(shape)} dims; {shown(self.text)} is for {len(groups)}")
+            raise LayoutError(f"it has {counted(len(shape), 'dim')}; {shown(self.text)} is for {len(groups)}")
         for dim, (group, size) in enumerate(zip(groups, shape, strict=True)):
             unknown = [name for name in group if name not in found]
             known = math.prod(found[name] for name in group if name in found)
@@ -78,7 +78,7 @@ class Arrangement:
             elif unknown or known != size:
                 said = ", ".join(f"{name} = {found[name]}" for name in group if name in found)
                 raise LayoutError(
-                    f"dim {dim} has {size} elements, and is {_written(group, {})}{said and f', where {said}'}"
+                    f"dim {dim} has {elements_text(size)}, and is {_written(group, {})}{said and f', where {said}'}"
                 )
         return found
 

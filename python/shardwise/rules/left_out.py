@@ -23,7 +23,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Things of one kind that do not arrive, or that arrive differently from what the rules seem to say.
+    """Things of one kind that are left out, or that differ from what the rules seem to say.
 
     A `LeftOut` as text is the sentence that says so.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .._text import elements_text
+
 __all__ = ["NO_RULE", "Clash", "IndivisibleDim", "Misfit", "RankMismatch", "unused_texts"]
 
 #: The reason of a `Misfit` with no rule where there is no default either.
@@ -53,8 +55,8 @@ class IndivisibleDim:
 
     def __str__(self) -> str:
         return (
-            f"{self.name!r}: dim {self.dim} has {self.size} elements, which do not divide by the {self.num_shards} "
-            f"shards of {'the default' if self.rule is None else f'its rule {self.rule!r}'}"
+            f"{self.name!r}: dim {self.dim} has {elements_text(self.size)}, which the {self.num_shards} shards of "
+            f"{'the default' if self.rule is None else f'its rule {self.rule!r}'} do not divide evenly"
         )
 
 

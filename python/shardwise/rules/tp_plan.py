@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 from ..layout import Axes, Spec
 from ..packed import PackedDim, concat, part
@@ -263,7 +263,8 @@ def _axes_in_file(
     axes = items[tensor.source[0]] if len(items) > 1 else items[0]
     if tensor.rank is not None and len(axes) != tensor.rank:
         raise LayoutError(
-            f"{shown(name)} has {tensor.rank} dims, but transformers makes a parameter of {len(axes)} dims from it: "
+            f"{shown(name)} has {counted(tensor.rank, 'dim')}, but transformers makes a parameter of "
+            f"{counted(len(axes), 'dim')} from it: "
             "the configuration is of another model, or the tensor is packed"
         )
     return axes

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .._text import counted
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..tiling import Tiling
@@ -293,7 +294,7 @@ def panels_of(
 def _whole_text(cells: Cells, dims: Sequence[int]) -> str:
     """Return a text with the first few dims that are neither cut nor drawn."""
     named = ", ".join(cells.title(dim) for dim in dims[:_MOST_WHOLE])
-    return f"{named} and {len(dims) - _MOST_WHOLE} more dims" if len(dims) > _MOST_WHOLE else named
+    return f"{named} and {counted(len(dims) - _MOST_WHOLE, 'more dim')}" if len(dims) > _MOST_WHOLE else named
 
 
 def _deep_text(block: CellBlock, dim: int) -> str:

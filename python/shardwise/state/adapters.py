@@ -9,7 +9,7 @@ from typing import Any
 
 from .._arguments import instance, integer
 from .._dtypes import bits_of
-from .._text import shown
+from .._text import counted, shown
 from ..errors import LayoutError
 
 __all__ = ["Lora", "adapted"]
@@ -66,7 +66,8 @@ def adapted(
     if len(shape) != 2:
         if len(shape) > 2:
             raise LayoutError(
-                f"lora: {shown(name)} has {len(shape)} dims, and adapters are known for matrices only; narrow targets"
+                f"lora: {shown(name)} has {counted(len(shape), 'dim')}, and adapters are known for matrices only; "
+                "narrow targets"
             )
         return
     base = name.removesuffix(".weight")

@@ -27,13 +27,13 @@ SHARDINGS = {
     "ddp": "everything whole on every data-parallel rank",
     "zero-redundancy": "PyTorch's ZeroRedundancyOptimizer: each parameter's state on one rank",
     "zero1": "DeepSpeed's ZeRO 1: masters and states in flat partitions",
-    "zero2": "ZeRO 2: gradients too",
-    "zero3": "ZeRO 3: each parameter cut, and small ones also whole after a step",
+    "zero2": "DeepSpeed's ZeRO 2: gradients too",
+    "zero3": "DeepSpeed's ZeRO 3: each parameter cut, and small ones also whole after a step",
     "fsdp1": "PyTorch's FullyShardedDataParallel: flat parameters, one for each wrapped module",
     "fsdp2": "PyTorch's fully_shard: rows of each parameter, padded to equal numbers",
     "hsdp": "fully_shard within groups of ranks, whole between them",
     "megatron": "Megatron-Core's distributed optimizer: masters and states in parts of padded buckets",
-    "megatron-ddp": "Megatron-Core without it: one buffer of gradients, everything whole",
+    "megatron-ddp": "Megatron-Core without its distributed optimizer: one buffer of gradients, everything whole",
 }
 
 

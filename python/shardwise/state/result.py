@@ -138,7 +138,7 @@ class TrainingState(Drawn):
 
     @property
     def over(self) -> tuple[str, ...]:
-        """The axes over which the state is sharded, of more than one coordinate."""
+        """The axes of size 2 or more over which the state is sharded."""
         sizes = {
             name: size
             for mesh in (self._world, *self._meshes.values())
@@ -201,7 +201,7 @@ class TrainingState(Drawn):
         for sign, word in ((1, "more"), (-1, "less")):
             found = sorted(((sign * size, name) for name, size in more.items() if sign * size > 0), reverse=True)
             said += [f"{bytes_text(size)} {word} of {name}" for size, name in found[:_NAMED]]
-            said += [f"{word} of {len(found) - _NAMED} others"] * (len(found) > _NAMED)
+            said += [f"{word} of {counted(len(found) - _NAMED, 'other')}"] * (len(found) > _NAMED)
         label = self._world.device(least)
         return f"it has {bytes_text(gap)} more than {label}, the emptiest: {', '.join(said)}"
 

@@ -12,6 +12,7 @@ use crate::{
     error::{Error, Result},
     layout::Layout,
     partition::Partition,
+    shown,
     sub_axis::{Refined, SubAxis},
 };
 
@@ -78,7 +79,10 @@ pub fn priced(
             let uneven = tensor.shape.iter().zip(tensor.shards(&made.after)).position(|(n, k)| n % k != 0);
             match uneven {
                 Some(dim) => {
-                    Err(format!("it leaves dim {dim} in shards that do not divide its {} elements", tensor.shape[dim]))
+                    let elements = shown::counted(&tensor.shape[dim], "element", "elements");
+                    Err(format!(
+                        "its result has {elements} along dim {dim}, which the shards there do not divide evenly"
+                    ))
                 }
                 None => Ok(made),
             }
@@ -104,11 +108,11 @@ fn made(
     let dim = |which: &str, dim: Option<usize>| match dim {
         Some(dim) if dim < before.specs.len() => Ok(dim),
         Some(dim) => Err(format!("{which} is {dim}, outside 0 to {}", before.specs.len() as i64 - 1)),
-        None => Err(format!("it needs {which}")),
+        None => Err(format!("{which} is missing")),
     };
     let without = |which: &str, dim: Option<usize>| match dim {
         None => Ok(()),
-        Some(dim) => Err(format!("it has no {which}, given {dim}")),
+        Some(dim) => Err(format!("{which} is {dim}, but this kind takes none")),
     };
     let all = |role: Role, what: &str| {
         let roles = before.roles(count);
@@ -132,7 +136,7 @@ fn made(
     let (from, to) = (step.from_dim, step.to_dim);
     if step.kind == Kind::Permute {
         without("from_dim", from).and_then(|()| without("to_dim", to))?;
-        let after = after.ok_or("it needs layout")?;
+        let after = after.ok_or("layout is missing")?;
         if after.specs.len() != before.specs.len() || tensor.shards(&after) != tensor.shards(before) {
             return Err("layout has another number of shards along a dim than the layout before".to_owned());
         }
@@ -216,14 +220,14 @@ mod tests {
             (given(Kind::AllGather, &["x"], Some(0), None), "dim 0 is cut by x, y, and x are not its minor axes"),
             (given(Kind::AllGather, &["y"], Some(1), None), "dim 1 is not cut, and y are not its minor axes"),
             (given(Kind::AllGather, &["y"], Some(2), None), "from_dim is 2, outside 0 to 1"),
-            (given(Kind::AllGather, &["y"], None, None), "it needs from_dim"),
-            (given(Kind::AllGather, &["y"], Some(0), Some(1)), "it has no to_dim, given 1"),
+            (given(Kind::AllGather, &["y"], None, None), "from_dim is missing"),
+            (given(Kind::AllGather, &["y"], Some(0), Some(1)), "to_dim is 1, but this kind takes none"),
             (given(Kind::AllToAll, &["y"], Some(0), Some(0)), "from_dim and to_dim are both 0"),
             (given(Kind::AllToAll, &["y", "y"], Some(0), Some(1)), "an axis is named twice"),
             (given(Kind::Slice, &["y"], None, Some(1)), "y does not replicate"),
             (given(Kind::AllReduce, &["y"], None, None), "y is not unreduced"),
             (given(Kind::ReduceScatter, &["y"], None, Some(1)), "y is not unreduced"),
-            (given(Kind::Permute, &["x", "y"], None, None), "it needs layout"),
+            (given(Kind::Permute, &["x", "y"], None, None), "layout is missing"),
         ];
         for (step, problem) in cases {
             let kind = step.kind.name();

@@ -1,11 +1,13 @@
 //! The reason why a change of layout is not a sequence of collectives.
 
+use crate::shown;
+
 /// The reason why a change of layout is not a sequence of collectives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// Meshes of different sizes.
-    #[error("src is on {source_size} devices and dst on {destination_size}")]
+    #[error("src is on {} and dst on {destination_size}", shown::counted(source_size, "device", "devices"))]
     DeviceCount {
         /// The devices of the source's mesh.
         source_size: i64,
@@ -32,7 +34,10 @@ pub enum Obstacle {
         destination_shape: Vec<i64>,
     },
     /// A dim that its shards do not divide.
-    #[error("dim {dim} of {side} has {n} elements, which {k} shards do not divide evenly")]
+    #[error(
+        "dim {dim} of {side} has {}, which {k} shards do not divide evenly",
+        shown::counted(n, "element", "elements")
+    )]
     Indivisible {
         /// `src` or `dst`.
         side: &'static str,

@@ -45,7 +45,11 @@ pub enum Error {
         limit: usize,
     },
     /// Names and dims of the array of ids that do not pair up.
-    #[error("dim_names has {names} names but global_device_ids has {dims} dims")]
+    #[error(
+        "dim_names has {} but global_device_ids has {}",
+        shown::counted(names, "name", "names"),
+        shown::counted(dims, "dim", "dims")
+    )]
     DimCount {
         /// Names given.
         names: usize,
@@ -77,7 +81,11 @@ pub enum Error {
         name: String,
     },
     /// A number of global ids that is not the number of devices.
-    #[error("global_device_ids has {given} ids but the mesh has {size} devices")]
+    #[error(
+        "global_device_ids has {} but the mesh has {}",
+        shown::counted(given, "id", "ids"),
+        shown::counted(size, "device", "devices")
+    )]
     GlobalIdCount {
         /// Ids given.
         given: usize,
@@ -101,7 +109,11 @@ pub enum Error {
         first: i64,
     },
     /// Local ids and local devices that do not pair up.
-    #[error("local_device_ids has {ids} ids but local_devices has {devices} devices")]
+    #[error(
+        "local_device_ids has {} but local_devices has {}",
+        shown::counted(ids, "id", "ids"),
+        shown::counted(devices, "device", "devices")
+    )]
     LocalCount {
         /// Ids given.
         ids: usize,
@@ -134,7 +146,7 @@ pub enum Error {
     #[error("local_devices and global_devices are both empty; a mesh needs at least one device")]
     NoDevices,
     /// Global devices given, but not one for each position.
-    #[error("global_devices has {given} devices but the mesh has {size}")]
+    #[error("global_devices has {} but the mesh has {size}", shown::counted(given, "device", "devices"))]
     GlobalDeviceCount {
         /// Devices given.
         given: usize,
@@ -243,7 +255,7 @@ pub enum Error {
         rank: usize,
     },
     /// A shard index of another length than the layout's rank.
-    #[error("offset_tuple has {given} entries but the layout has rank {rank}")]
+    #[error("offset_tuple has {} but the layout has rank {rank}", shown::counted(given, "entry", "entries"))]
     IndexRank {
         /// Entries given.
         given: usize,

@@ -5,6 +5,7 @@
 //! buffers towards messages of a newer version. A known field of another wire type is an error.
 
 use super::{Error, Result};
+use crate::shown;
 
 /// The most levels of unknown groups in each other.
 const MAX_DEPTH: usize = 100;
@@ -73,7 +74,10 @@ impl<'a> Reader<'a> {
 
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((head, rest)) = self.bytes.split_at_checked(count) else {
-            return Err(self.error(self.at, format!("{count} bytes needed, {} left", self.bytes.len())));
+            return Err(self.error(
+                self.at,
+                format!("{} needed, {} left", shown::counted(&count, "byte", "bytes"), self.bytes.len()),
+            ));
         };
         self.bytes = rest;
         self.at += count;

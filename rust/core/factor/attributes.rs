@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    shown::counted,
+};
 
 /// The value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,8 +47,10 @@ impl<'a> Of<'a> {
     }
 
     fn wrong(self, name: &str, wanted: &str) -> Error {
-        let given = if self.find(name).is_some() { "is something else" } else { "is missing" };
-        self.refused(format!("attribute `{name}` {given}; it is {wanted}"))
+        self.refused(match self.find(name) {
+            Some(_) => format!("attribute `{name}` must be {wanted}, and is something else"),
+            None => format!("attribute `{name}` is missing; it must be {wanted}"),
+        })
     }
 
     pub(crate) fn integer(self, name: &str) -> Result<i64> {
@@ -108,8 +113,7 @@ impl<'a> Of<'a> {
             match usize::try_from(*dim) {
                 Ok(dim) if dim < rank && !dims.contains(&dim) => dims.push(dim),
                 _ => {
-                    let why =
-                        format!("`{name}` is {given:?}; it must list dims of a tensor that has {rank}, each once");
+                    let why = format!("`{name}` is {given:?}; it must list dims of a tensor of rank {rank}, each once");
                     return Err(self.refused(why));
                 }
             }
@@ -130,7 +134,7 @@ impl<'a> Of<'a> {
         if given.len() == rank {
             return Ok(given);
         }
-        Err(self.refused(format!("`{name}` has {} pairs for {rank} dims", given.len())))
+        Err(self.refused(not_each(name, given.len(), rank)))
     }
 
     /// One number for each of `rank` dims.
@@ -139,10 +143,16 @@ impl<'a> Of<'a> {
         if given.len() == rank {
             return Ok(given);
         }
-        Err(self.refused(format!("`{name}` has {} entries for {rank} dims", given.len())))
+        Err(self.refused(not_each(name, given.len(), rank)))
     }
     /// One number for each of `rank` dims, or ones if there is none of the name.
     pub(crate) fn each_or_ones(self, name: &str, rank: usize) -> Result<Cow<'a, [i64]>> {
         if self.integers_or(name)?.is_empty() { Ok(vec![1; rank].into()) } else { Ok(self.each(name, rank)?.into()) }
     }
+}
+
+/// The mistake in a list that should have an entry for each dim.
+pub(super) fn not_each(name: &str, entries: usize, dims: usize) -> String {
+    let [entries, dims] = [counted(&entries, "entry", "entries"), counted(&dims, "dim", "dims")];
+    format!("`{name}` has {entries} for {dims}")
 }

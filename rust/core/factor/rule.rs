@@ -205,7 +205,8 @@ impl Rule {
     pub fn sized(&self, shapes: &[&[i64]]) -> Result<Self> {
         let refused = |why: String| Error::FactorRule { rule: self.to_string(), why };
         if shapes.len() != self.tensors() {
-            let why = format!("it has {} operands and results, but {} shapes were given", self.tensors(), shapes.len());
+            let given = shown::counted(&shapes.len(), "shape was", "shapes were");
+            let why = format!("it has {} operands and results, but {given} given", self.tensors());
             return Err(refused(why));
         }
         let mut rule = self.clone();
@@ -214,8 +215,8 @@ impl Rule {
             for (tensor, shape) in shapes.iter().enumerate() {
                 if shape.len() != self.rank(tensor) {
                     let name = self.tensor_name(tensor);
-                    let why =
-                        format!("{name} has the shape {}, but {} dims here", shown::list(shape), self.rank(tensor));
+                    let dims = shown::counted(&self.rank(tensor), "dim", "dims");
+                    let why = format!("{name} has the shape {}, but {dims} in the rule", shown::list(shape));
                     return Err(refused(why));
                 }
                 for (dim, size) in shape.iter().enumerate() {

@@ -102,7 +102,7 @@ impl Rule {
         }
         for (name, size) in sizes {
             if *size < 0 {
-                return Err(refused(&format!("the size of factor {name:?} is {size}")));
+                return Err(refused(&format!("the size of factor {name:?} is {size}; it must be at least 0")));
             }
             factors[number(name)?].size = *size;
         }
@@ -122,7 +122,10 @@ impl Rule {
                     return Err(format!("the same factor {name:?} is twice in {tensor}"));
                 }
                 if tensor >= self.operands() && self.factors[*number as usize].kind == Kind::Sum {
-                    return Err(format!("a factor that is summed is in {}", self.tensor_name(tensor)));
+                    return Err(format!(
+                        "a summed factor is in {}; results have no summed factors",
+                        self.tensor_name(tensor)
+                    ));
                 }
             }
         }

@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     parallel::Poll,
     room::{self, Room as _},
+    shown::counted,
 };
 
 /// The highest protocol that there is.
@@ -260,10 +261,12 @@ impl<'a> Machine<'a> {
         self.pickle.root = self.pop()?;
         if !self.stack.is_empty() || !self.marks.is_empty() {
             let (values, marks) = (self.stack.len(), self.marks.len());
-            return Err(self.error(format!("ends with {values} more values and {marks} marks on the stack")));
+            let values = counted(&values, "value", "values");
+            let marks = counted(&marks, "mark", "marks");
+            return Err(self.error(format!("ends with {values} and {marks} left on the stack")));
         }
         if self.left() > 0 {
-            return Err(self.error(format!("has {} bytes after its end", self.left())));
+            return Err(self.error(format!("has {} after its end", counted(&self.left(), "byte", "bytes"))));
         }
         self.check_getattr()?;
         Ok(false)
@@ -291,7 +294,11 @@ impl<'a> Machine<'a> {
 
     fn take(&mut self, length: u64) -> Result<Span> {
         if length > self.left() as u64 {
-            return Err(self.error(format!("{length} bytes are needed, but {} are left", self.left())));
+            return Err(self.error(format!(
+                "{} needed, but only {} left",
+                counted(&length, "byte", "bytes"),
+                self.left()
+            )));
         }
         let span = Span { start: self.at as u32, length: length as u32 }; // The input is at most MAX_BYTES long.
         self.at += length as usize;

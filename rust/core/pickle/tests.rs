@@ -81,16 +81,16 @@ fn getattr_names_a_nested_class_and_nothing_else() {
 #[test]
 fn lengths_are_checked_before_anything_is_read() {
     for (input, problem) in [
-        (&b""[..], "byte 0 of the pickle: 1 bytes are needed, but 0 are left"),
-        (b"\x80\x02X\xff\xff\xff\xffab.", "byte 2 of the pickle: 4294967295 bytes are needed, but 3 are left"),
-        (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "bytes are needed"),
-        (b"\x96\xff\xff\xff\xff\0\0\0\0.", "bytes are needed"),
+        (&b""[..], "byte 0 of the pickle: 1 byte needed, but only 0 left"),
+        (b"\x80\x02X\xff\xff\xff\xffab.", "byte 2 of the pickle: 4294967295 bytes needed, but only 3 left"),
+        (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "bytes needed"),
+        (b"\x96\xff\xff\xff\xff\0\0\0\0.", "bytes needed"),
         (b"\x95\xff\0\0\0\0\0\0\0N.", "a frame of 255 bytes, but 2 are there"),
         (b"\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes, over the limit of 64"),
         (b"\x80\x06N.", "protocol 6"),
-        (b"N.N", "has 1 bytes after its end"),
-        (b"NN.", "ends with 1 more values"),
-        (b"(N.", "ends with 0 more values and 1 marks"),
+        (b"N.N", "has 1 byte after its end"),
+        (b"NN.", "ends with 1 value and"),
+        (b"(N.", "ends with 0 values and 1 mark"),
         (b"(.", "empty stack"),
         (b"\x85.", "empty stack"),
         (b"(\x85.", "empty stack"),

@@ -303,7 +303,10 @@ impl Explicit<'_> {
         for (dim, (before, after)) in self.shapes[0].iter().zip(result).enumerate() {
             if before != after && after % axes::shards(&self.specs[0][dim]) != 0 {
                 let (held, name) = (self.text(0, dim), &self.ruled.name);
-                return Err((format!("{held}, and what {name} gives of it, {after}, does not divide"), vec![0]));
+                return Err((
+                    format!("{held}, and its shards do not divide the {after} elements that {name} leaves of it"),
+                    vec![0],
+                ));
             }
         }
         Ok(Specs::clone(self.specs[0]))

@@ -6,6 +6,7 @@ use crate::{
     error::{Error, Result},
     region::{Region, Regions},
     room::{self, Room as _},
+    shown::counted,
     tiling::{
         Piece, Pieces, Place, Poll, STEPS_PER_POLL, Tiling, check::missing, checked_holder, checked_shape, grid::Grid,
         listed::Listed, tiles::Tiles,
@@ -164,14 +165,12 @@ fn place(
             let flat = shape.len() == 1 && rank != 1;
             let numbers = if flat { 1 } else { rank };
             if !flat && shape.len() != rank {
-                return Err(wrong(format!("has an array of {} dims, which must have {rank} or 1", shape.len())));
+                return Err(wrong(format!("has an array of rank {}; it must have rank {rank} or 1", shape.len())));
             }
             if starts.len() != regions.len() * numbers {
-                return Err(wrong(format!(
-                    "has {} boxes but {} numbers for their starts",
-                    regions.len(),
-                    starts.len()
-                )));
+                let boxes = counted(&regions.len(), "box", "boxes");
+                let numbers = counted(&starts.len(), "number", "numbers");
+                return Err(wrong(format!("has {boxes} but {numbers} for their starts")));
             }
             checked_shape(shape)?;
             if shape.is_empty() && regions.len() > 1 {

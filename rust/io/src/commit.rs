@@ -94,7 +94,7 @@ fn said_by(file: &mut File) -> Vec<u8> {
 fn not_a_lock(path: &Path) -> Error {
     Error::Taken {
         path: path.to_owned(),
-        what: "is in the place of a lock file, and is not one; move it away, or write to another name",
+        what: "has the name of a lock file, but is not one; move it away, or write to another name",
     }
 }
 

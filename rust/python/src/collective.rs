@@ -147,7 +147,7 @@ fn given(step: &Bound<'_, PyAny>) -> PyResult<Given> {
 
 fn links(bandwidth: Vec<f64>, latency: Vec<f64>, count: usize) -> PyResult<Links> {
     if bandwidth.len() != count || latency.len() != count {
-        return Err(PyValueError::new_err(format!("links must have one entry for each of the {count} axes")));
+        return Err(PyValueError::new_err(format!("links must have one entry for each axis, {count} in all")));
     }
     Ok(Links { bandwidth, latency })
 }

@@ -296,7 +296,7 @@ pub(crate) fn balance_model<'py>(
                 let all = numbers(name, value)?;
                 let fits = |&id: &i64| u32::try_from(id).ok().filter(|&id| (id as usize) < participants);
                 let ids: Option<Vec<u32>> = all.iter().map(fits).collect();
-                ids.ok_or_else(|| PyValueError::new_err(format!("{name} names one that is not a participant")))
+                ids.ok_or_else(|| PyValueError::new_err(format!("{name} has a number that is not a participant's")))
             };
             let (src, dst, same) = (tiling("src", &src)?, tiling("dst", &dst)?, numbers("same", &same)?);
             let (from, to) = (ids("from", &from)?, ids("to", &to)?);

@@ -152,7 +152,7 @@ def test_missing_shards_are_counted() -> None:
     layouts = dict.fromkeys("abc", layout)
     plan = sw.plan_model(layouts, layouts, dict.fromkeys("abc", ((2,), "int8")))
     whole = [np.zeros(2, np.int8)]
-    for shards, said in (({"a": whole, "c": whole}, "'b'$"), ({"c": whole}, "'a', nor of 1 other tensors$")):
+    for shards, said in (({"a": whole, "c": whole}, "'b'$"), ({"c": whole}, "'a', nor of 1 other tensor$")):
         with pytest.raises(sw.LayoutError, match=f"^src_shards has no shards of {said}"):
             plan.run(shards)
 
@@ -164,7 +164,7 @@ def test_senders_that_do_not_hold_what_they_send() -> None:
     for senders, message in (
         ([1, 0], r"senders\[0\] is 1, which does not hold \[0:2\]"),
         ([0, -1], r"senders\[1\] is -1, which does not hold \[2:4\]"),
-        ([0], "senders has 1 elements but transfers has 2"),
+        ([0], "senders has 1 element but transfers has 2"),
         ([0, 1, 1], "senders has 3 elements but transfers has 2"),
     ):
         with pytest.raises(sw.LayoutError, match=message):

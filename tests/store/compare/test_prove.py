@@ -72,8 +72,8 @@ def test_differences_in_words(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a.safetensors", {"d": np.zeros(2), "s": np.zeros((2, 1)), "a": np.zeros(1)})
     sw.save_checkpoint(tmp_path / "b.safetensors", {"d": np.zeros(2, "f4"), "s": np.zeros(2), "b": np.zeros(1)})
     assert [*map(str, sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors"))] == [
-        "'a' is only in the first",
-        "'b' is only in the second",
+        "'a' is only in the first checkpoint",
+        "'b' is only in the second checkpoint",
         "'d': dtype float64 and float32",
         "'s': shape (2, 1) and (2,)",
     ]

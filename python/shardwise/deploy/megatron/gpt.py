@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from ..._text import counted
 from ...errors import LayoutError
 from ...mesh import DeviceMesh
 from ...packed import gate_up
@@ -47,7 +48,7 @@ def gpt(
     (slice(2, 4, None), slice(0, 8, None), slice(0, 6, None))
     """
     if stages.pp != ranks.pp:
-        raise LayoutError(f"stages has {stages.pp} stages, but ranks has pp {ranks.pp}")
+        raise LayoutError(f"stages has {counted(stages.pp, 'stage')}, but ranks has pp {ranks.pp}")
     held = [(number, chunk) for number, row in enumerate(stages.chunks) for chunk in row]
     # The stages of multi-token prediction have the embedding too.
     embeds = sorted({number for number, chunk in held if chunk.embedding or chunk.mtp})

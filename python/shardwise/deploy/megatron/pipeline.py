@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..._arguments import instance, integer
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import LayoutError
 from ..stages import Chunk, Stages
 
@@ -109,8 +109,11 @@ def _uneven(num_layers: int, pp: int, vpp: int | None, first: int | None, last: 
     if bool(left) != bool(middle) or left < 0 or middle < 0:
         given = " and ".join(f"{name} is {n}" for name, n in (("first", first), ("last", last)) if n is not None)
         if left < 0:
-            raise LayoutError(f"{given}, but there are only {num_layers} layers")
-        raise LayoutError(f"{given}: {left} of {num_layers} layers are left for {max(middle, 0)} stages in the middle")
+            raise LayoutError(f"{given}, but there are only {counted(num_layers, 'layer')}")
+        raise LayoutError(
+            f"{given}: {left} of {counted(num_layers, 'layer')} are left for {counted(max(middle, 0), 'stage')} in "
+            "the middle"
+        )
     if middle and left % middle:
         raise LayoutError(f"{left} layers in the middle are not divisible by their {middle} stages")
     each = left // middle if middle else 0
@@ -155,10 +158,10 @@ def _stages(
 def _from_layout(layout: str, num_layers: int, pp: int, vpp: int | None, mtp: int | None) -> Stages:
     rows = _rows(layout)
     if len(rows) % pp:
-        raise LayoutError(f"layout {shown(layout)} has {len(rows)} chunks, which are not divisible by pp, {pp}")
+        raise LayoutError(f"layout {shown(layout)} has {counted(len(rows), 'chunk')}, which pp, {pp}, does not divide")
     chunks = len(rows) // pp
     if vpp is not None and vpp != chunks:
-        raise LayoutError(f"vpp is {vpp}, but layout {shown(layout)} has {chunks} chunks on each stage")
+        raise LayoutError(f"vpp is {vpp}, but layout {shown(layout)} has {counted(chunks, 'chunk')} on each stage")
     _check(layout, rows, num_layers, pp, mtp)
     made: list[list[Chunk]] = [[] for _ in range(pp)]
     at = mtp_at = 0
@@ -194,9 +197,9 @@ def _check(layout: str, rows: list[str], num_layers: int, pp: int, mtp: int | No
     elif not flat.endswith("L") or flat.count("L") != 1:
         why = "must have L, the loss, last and once"
     elif flat.count("t") != num_layers:
-        why = f"has {flat.count('t')} layers, but num_layers is {num_layers}"
+        why = f"has {counted(flat.count('t'), 'layer')}, but num_layers is {num_layers}"
     elif flat.count("m") != (mtp or 0):
-        why = f"has {flat.count('m')} layers of multi-token prediction, but mtp is {mtp}"
+        why = f"has {counted(flat.count('m'), 'layer')} of multi-token prediction, but mtp is {mtp}"
     elif "t" in flat[flat.find("m") :] and "m" in flat:
         why = "has layers after those of multi-token prediction"
     elif any("m" in row for row in rows[:-pp]):

@@ -106,7 +106,8 @@ class Ranks:
             )
         if dense != expert and self.groups("pp") != self.groups("pp", expert=True):
             raise MeshError(
-                f"order {shown(self.order)} gives experts and dense layers different pipelines: the first are "
+                f"order {shown(self.order)} gives experts and dense layers different pipelines: the first pipelines "
+                "are the ranks "
                 f"{self.groups('pp', expert=True)[0]} and {self.groups('pp')[0]}"
             )
         for name, size in (("dp * cp", self.dp * self.cp), ("edp", self.edp)):

@@ -193,7 +193,8 @@ class Descriptors:
 
     def __repr__(self) -> str:
         return (
-            f"<Descriptors of {shown(self.holder)}: {len(self.sends)} sends, {len(self.receives)} receives, "
+            f"<Descriptors of {shown(self.holder)}: {counted(len(self.sends), 'send')}, "
+            f"{counted(len(self.receives), 'receive')}, "
             f"{counted(len(self.copies), 'copy', 'copies')}>"
         )
 

@@ -145,8 +145,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def descriptors(self, holder: Any) -> Descriptors:
         """Return the bytes that one holder sends, receives and copies, over all tensors, as arrays for a transport.
 
-        They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
-        plan to others. For tensors of equal shapes and layouts they are computed once.
+        They are made of the holder's own part only, and both sides of a transfer have equal rows: no process has to
+        send a plan to others. For tensors of equal shapes and layouts they are computed once.
 
         Args:
             holder: the label of the holder, in the source or in the destination.
@@ -256,7 +256,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         instance("src_shards", src_shards, Mapping)  # type: ignore[type-abstract]
         model = self._model
         if missing := [name for name in model.before or self if name not in src_shards]:
-            more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
+            more = f", nor of {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
         if model.sources:
             with importing:

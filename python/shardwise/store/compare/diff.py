@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._arguments import INTEGER, check_fields, optional
 from ..._boxes import consecutive
-from ..._text import shown
+from ..._text import counted, shown
 from ...conversion.apply import kept_objects
 from ...conversion.assembled import Assembled
 from ...errors import ParseError, ShardwiseWarning
@@ -54,10 +54,10 @@ class Difference:
 
     Attributes:
         name: The tensor's name.
-        what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if one of them
-            has it as a kind of tensor that cannot be read, so that nothing is known about it.
-        first: The value in the first: a dtype, a shape or a value; or the reason why it cannot be read.
-        second: The value in the second, in the same way.
+        what: `"missing"` (in the first checkpoint), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if
+            one of them has it as a kind of tensor that cannot be read, so that nothing is known about it.
+        first: The value in the first checkpoint: a dtype, a shape or a value; or the reason why it cannot be read.
+        second: The value in the second checkpoint, in the same way.
         index: For values, the index of the first element that differs.
         count: For values, the number of elements that differ.
         rows: For values, up to eight ranges (start, stop) of the first dim with elements that differ.
@@ -77,9 +77,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.what == "missing":
-            return f"{self.name!r} is only in the second"
+            return f"{self.name!r} is only in the second checkpoint"
         if self.what == "added":
-            return f"{self.name!r} is only in the first"
+            return f"{self.name!r} is only in the first checkpoint"
         if self.what == "unreadable":
             return f"{self.name!r} cannot be compared: {self.first or self.second}"
         if self.what == "values":
@@ -118,7 +118,7 @@ class Differences(list[Difference]):
         if all(counts) or not any(counts):
             return ""
         has, lacks = ("first", "second") if counts[0] else ("second", "first")
-        return f"the {lacks} has no training state; the {has} has {max(counts)} tensors of it"
+        return f"the {lacks} has no training state; the {has} has {counted(max(counts), 'tensor')} of it"
 
 
 def diff_checkpoints(
@@ -137,7 +137,7 @@ def diff_checkpoints(
 
     Args:
         first: A checkpoint of any format, also by URL.
-        second: Another.
+        second: Another checkpoint.
         layouts: The cuts of the first checkpoint's tensors, if it is bare files of ranks, as for `open_checkpoint`.
         rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
             checks a conversion that another tool has made.
@@ -153,8 +153,8 @@ def diff_checkpoints(
 
     Returns:
         The differences, by name: tensors that one lacks, different dtypes or shapes, and the first different value.
-        Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count. Its `left_out` is what was not
-        compared.
+        Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count. `left_out` of the
+        result is what was not compared.
 
     Raises:
         LayoutError: as for `verify_checkpoint`; if a rewrite does not apply, or either has nothing of `which`.

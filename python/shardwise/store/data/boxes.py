@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import instance
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import SizeOverflowError
 from ...pieces import Bounds, LocatedPiece
 from .engine import CopyJob
@@ -80,7 +80,9 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     if not isinstance(box, tuple) or not all(isinstance(part, slice) for part in box):
         raise TypeError(f"box must be a tuple of slices, got {shown(box)}")
     if len(box) != len(shape):
-        raise IndexError(f"box has {len(box)} slices; the tensor has {len(shape)} dims, shape {shape}")
+        raise IndexError(
+            f"box has {counted(len(box), 'slice')}; the tensor has {counted(len(shape), 'dim')}, shape {shape}"
+        )
     bounds = []
     for dim, (part, size) in enumerate(zip(box, shape, strict=True)):
         start = 0 if part.start is None else operator.index(part.start)

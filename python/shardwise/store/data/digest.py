@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..._arguments import array_of, check_fields, int64_array, integer, refuse_mask, sizes_of
 from ..._dtypes import find_dtype
-from ..._text import shown
+from ..._text import counted, elements_text, shown
 from ...errors import LayoutError, ParseError
 from ...piece import Piece, Slices, check_slices
 from ...pieces import LocatedPiece
@@ -203,7 +203,7 @@ def _of_boxes(parts: list[_DigestPart], itemsize: int, shape: tuple[int, ...], t
 def _of_offsets(memory: Any, shape: tuple[int, ...], offsets: npt.NDArray[np.int64]) -> int:
     count, size = len(offsets), math.prod(shape)
     if memory.size != count if isinstance(memory, np.ndarray) else memory.numel() != count:
-        raise LayoutError(f"offsets has {count} positions for an array of shape {tuple(memory.shape)}")
+        raise LayoutError(f"offsets has {counted(count, 'position')} for an array of shape {tuple(memory.shape)}")
     if count and not 0 <= int(offsets.min()) <= int(offsets.max()) < size:
         wrong = offsets[(offsets < 0) | (offsets >= size)][0]
         raise LayoutError(f"offsets has {wrong}; positions in a tensor of shape {shape} are from 0 to {size - 1}")
@@ -301,7 +301,7 @@ def _dtype_name(dtype: Any) -> str:
 def _bounds(box: Slices, memory: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     check_slices("box", box)
     if len(box) != len(shape):
-        raise LayoutError(f"box has {len(box)} dims but shape has {len(shape)}")
+        raise LayoutError(f"box has {counted(len(box), 'dim')} but shape has {len(shape)}")
     bounds = []
     for dim, (side, size) in enumerate(zip(box, shape, strict=True)):
         if side.step not in (None, 1):
@@ -309,7 +309,7 @@ def _bounds(box: Slices, memory: Any, shape: tuple[int, ...]) -> tuple[tuple[int
         start = 0 if side.start is None else integer("box", side.start)
         stop = size if side.stop is None else integer("box", side.stop)
         if not 0 <= start <= stop <= size:
-            raise LayoutError(f"box[{dim}] is {start}:{stop}, but dim {dim} of the tensor has {size} elements")
+            raise LayoutError(f"box[{dim}] is {start}:{stop}, but dim {dim} of the tensor has {elements_text(size)}")
         bounds.append((start, stop))
     extents = tuple(stop - start for start, stop in bounds)
     if extents != tuple(memory.shape):

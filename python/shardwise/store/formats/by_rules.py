@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ..._text import shown
+from ..._text import counted, shown
 from ...errors import LayoutError, ParseError, ShardwiseError
 from ...layout import TensorLayout
 from ...packed import PackedDim
@@ -145,7 +145,9 @@ def _files_of(path: Location, count: int) -> list[list[str]]:
     if sorted(found) != list(range(count)):
         missing = [rank for rank in range(count) if rank not in found]
         more = f"; rank {missing[0]} is missing" if missing else ""
-        raise ParseError(f"{path}: has files of {len(found)} ranks, and the mesh has {count} devices{more}")
+        raise ParseError(
+            f"{path}: has files of {counted(len(found), 'rank')}, and the mesh has {counted(count, 'device')}{more}"
+        )
     return [sorted(found[rank]) for rank in range(count)]
 
 

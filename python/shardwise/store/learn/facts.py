@@ -114,7 +114,7 @@ class Facts:
         fields = [at for at, number in enumerate(fixed) if number is None]
         letters = dict(zip(fields, "iejk", strict=False))
         if len(fields) > len(letters):
-            raise UnstatedError("it has many numbers")
+            raise UnstatedError(f"its name has more than {len(letters)} numbers that vary")
         parts = name.split("{}")
         text = parts[0].replace("{", "{{")
         for at, part in enumerate(parts[1:]):

@@ -43,8 +43,8 @@ class Learned:
     Attributes:
         text: A rules file, in TOML; each of its rewrites was carried out, and the result compared.
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
-        unused: The tensors of the first that are in no tensor of the second; the rules drop them, unless tensors are
-            unexplained.
+        unused: The tensors of the first checkpoint that are in no tensor of the second; the rules drop them, unless
+            tensors are unexplained.
         doubtful: The tensors of the second for which several tensors of the first, with equal elements, are possible;
             the one with the most similar name was taken.
     """
@@ -85,7 +85,7 @@ def learn_rewrites(
 
     Tensors are matched by a few elements of their rows and columns. So names, stacks, the order of what is packed,
     transpositions, dims that are split, merged and permuted, zigzag order and padding are found, whatever the names
-    are. Then the rewrites are carried out, and all elements are compared: a tensor that does not come out right is
+    are. Then the rewrites are carried out, and all elements are compared: a tensor of which an element differs is
     unexplained. A tensor that is made differently from those of the same kind in other layers is unexplained too,
     because that is a mistake in the conversion.
 

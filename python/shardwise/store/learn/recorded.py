@@ -88,8 +88,8 @@ def learn_rules(
             not sizes of these axes, or there is another number of recordings than ranks.
 
     Parameters are matched with the checkpoint's tensors by their elements, as `learn_rewrites` does it; sizes get the
-    names that the configuration has for them. What is printed was carried out for all models and ranks, and
-    compared element by element: a parameter that does not come out right is unexplained.
+    names that the configuration has for them. All that the file says was carried out for all models and ranks,
+    and compared element by element: a parameter of which an element differs is unexplained.
 
     >>> import shardwise as sw
     >>> def recorded(inner):  # an engine that fuses two tensors, and cuts each

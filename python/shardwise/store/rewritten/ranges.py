@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..._arguments import check_fields, instance, integer
 from ..._gaps import joined_over_gaps
-from ..._text import shown
+from ..._text import counted, shown
 from ..._types import Numbers
 from ...errors import LayoutError, MeshError, ParseError
 from ...layout import UnevenRule
@@ -131,7 +131,8 @@ class DeviceReads:
         return made
 
     def __repr__(self) -> str:
-        return f"<DeviceReads: {len(self.reads)} reads, {self.bytes_read:,} bytes, of which {self.nbytes:,} are needed>"
+        reads = counted(len(self.reads), "read")
+        return f"<DeviceReads: {reads}, {self.bytes_read:,} bytes, of which {self.nbytes:,} are needed>"
 
 
 def device_reads(

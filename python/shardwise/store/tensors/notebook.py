@@ -54,7 +54,7 @@ def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[
     if len(checkpoint) > _MOST_TENSORS:
         notes.append(f"the first {_MOST_TENSORS:,} tensors are listed")
     if checkpoint.objects:
-        notes.append(f"{len(checkpoint.objects):,} other values: objects has them")
+        notes.append(f"{counted(len(checkpoint.objects), 'other value')}: objects has them")
     if checkpoint.unreadable:
         notes.append(f"{counted(len(checkpoint.unreadable), 'tensor')} cannot be read: unreadable says why")
     return caption, ("tensor", "shape", "dtype", ">bytes"), rows, notes

@@ -115,7 +115,7 @@ class StoredPiece(ReadsFiles):
             ValueError: if the piece is addressable, so there is nothing to decode.
             LayoutError: if a chunk takes more memory.
             IndexError: if the box reaches outside the piece.
-            ImportError: if that needs a library that is not installed.
+            ImportError: if decoding needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
         local = check_box(box, tuple(stop - start for start, stop in self.bounds))

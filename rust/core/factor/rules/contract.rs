@@ -3,6 +3,7 @@
 use super::given::{Given, all_alike};
 use crate::{
     error::Result,
+    factor::attributes::not_each,
     factor::rule::{Kind, Reduction, Rule},
 };
 
@@ -14,19 +15,20 @@ pub(super) fn dot_general(given: Given<'_>) -> Result<Rule> {
     let summed = [dims("lhs_contracting_dimensions", lhs)?, dims("rhs_contracting_dimensions", rhs)?];
     for (what, [left, right]) in [("batching", &batch), ("contracting", &summed)] {
         given.ensure(left.len() == right.len(), || {
-            format!("it has {} {what} dims on the left and {} on the right", left.len(), right.len())
+            format!("{what} dims: {} on the left, but {} on the right", left.len(), right.len())
         })?;
         for (left, right) in left.iter().zip(right) {
             given.ensure(lhs[*left] == rhs[*right], || {
-                format!("{what} dims {left} and {right} are of the sizes {} and {}", lhs[*left], rhs[*right])
+                format!("{what} dims {left} and {right} have different sizes, {} and {}", lhs[*left], rhs[*right])
             })?;
         }
     }
     for side in 0..2 {
         let twice = batch[side].iter().find(|dim| summed[side].contains(dim));
-        given.ensure(twice.is_none(), || {
-            format!("dim {twice:?} of operands[{side}] is a batching and a contracting dim")
-        })?;
+        if let Some(twice) = twice {
+            let why = format!("dim {twice} of operands[{side}] is both a batching and a contracting dim");
+            return Err(given.of.refused(why));
+        }
     }
     let free = |side: usize| {
         let [batch, summed] = [&batch[side], &summed[side]];
@@ -96,8 +98,10 @@ fn windows(given: Given<'_>, shape: &[i64]) -> Result<Vec<(i64, bool)>> {
         let (size, window, stride, [low, high]) = (shape[dim], window[dim], strides[dim], padding[dim]);
         let count = windows_of(size, window, stride, [low, high]).filter(|_| window >= 1 && size + low + high >= 0);
         let count = count.ok_or_else(|| {
-            let padded = format!("in {size} padded by {low} and {high}");
-            given.of.refused(format!("dim {dim} has windows of {window}, {stride} apart, {padded}"))
+            let padded = format!("padded by {low} and {high}");
+            given
+                .of
+                .refused(format!("dim {dim} of size {size}, {padded}, has no windows of {window} with stride {stride}"))
         })?;
         Ok((count, (window, stride, low, high) == (1, 1, 0, 0)))
     };
@@ -138,11 +142,9 @@ fn spec(given: Given<'_>, name: &str, named: [&str; 2], shape: &[i64]) -> Result
     let numbers: Vec<String> = (0..spatial).map(|number| number.to_string()).collect();
     let find = |wanted: &str| {
         let found = words.iter().position(|word| word == wanted);
-        found.ok_or_else(|| given.of.refused(format!("`{name}` is {words:?}, without {wanted:?}")))
+        found.ok_or_else(|| given.of.refused(format!("`{name}` is {words:?}, and lacks {wanted:?}")))
     };
-    given.ensure(words.len() == shape.len(), || {
-        format!("`{name}` has {} entries for {} dims", words.len(), shape.len())
-    })?;
+    given.ensure(words.len() == shape.len(), || not_each(name, words.len(), shape.len()))?;
     Ok(([find(named[0])?, find(named[1])?], numbers.iter().map(|number| find(number)).collect::<Result<_>>()?))
 }
 
@@ -175,7 +177,8 @@ pub(super) fn convolution(given: Given<'_>) -> Result<Rule> {
         let pair = image.zip(window);
         let count = pair.and_then(|(image, window)| windows_of(image, window, strides[at], padding[at]));
         given.ensure(count == Some(out[out_spatial[at]]), || {
-            format!("spatial dim {at} of the result is {}, from its operands {count:?}", out[out_spatial[at]])
+            let expected = count.map_or_else(|| "not known".to_owned(), |count| count.to_string());
+            format!("spatial dim {at} of the result is {}; by the operands it is {expected}", out[out_spatial[at]])
         })?;
     }
 

@@ -6,6 +6,7 @@ use crate::{
         attributes::Of,
         rule::{Builder, Kind, Reduction, Rule},
     },
+    shown::counted,
 };
 
 /// An op with its operands and results.
@@ -38,10 +39,12 @@ impl Given<'_> {
     pub(super) fn counted(self, operands: usize, results: usize) -> Result<()> {
         let given = (self.operands.len(), self.results.len());
         self.ensure(given == (operands, results), || {
-            format!("it has {operands} operands and {results} results, but {} and {} were given", given.0, given.1)
+            let operands = counted(&operands, "operand", "operands");
+            let results = counted(&results, "result", "results");
+            format!("it has {operands} and {results}, but {} and {} were given", given.0, given.1)
         })?;
         let negative = self.operands.iter().chain(self.results).find(|shape| shape.iter().any(|size| *size < 0));
-        self.ensure(negative.is_none(), || format!("the shape {negative:?} has a negative dim"))
+        negative.map_or(Ok(()), |shape| Err(self.of.refused(format!("the shape {shape:?} has a negative dim"))))
     }
 
     /// At least one operand, and as many results as `results`.
@@ -55,7 +58,7 @@ impl Given<'_> {
         let given = self.results[number];
         self.ensure(given.iter().eq(expected.clone()), || {
             let expected: Vec<_> = expected.into_iter().collect();
-            format!("results[{number}] has the shape {given:?}; from its operands it has {expected:?}")
+            format!("results[{number}] has the shape {given:?}; by its operands it must be {expected:?}")
         })
     }
 
@@ -63,7 +66,7 @@ impl Given<'_> {
     pub(super) fn operand(self, number: usize, expected: &[i64]) -> Result<()> {
         self.ensure(self.operands[number] == expected, || {
             let given = self.operands[number];
-            format!("operands[{number}] has the shape {given:?}; next to the others it has {expected:?}")
+            format!("operands[{number}] has the shape {given:?}; with these other operands it must be {expected:?}")
         })
     }
 
@@ -81,7 +84,9 @@ impl Given<'_> {
     /// An operand of at least so many dims.
     pub(super) fn rank(self, number: usize, least: usize) -> Result<()> {
         let given = self.operands[number].len();
-        self.ensure(given >= least, || format!("operands[{number}] has {given} dims, but it needs at least {least}"))
+        self.ensure(given >= least, || {
+            format!("operands[{number}] has {}; at least {least} are needed", counted(&given, "dim", "dims"))
+        })
     }
 }
 

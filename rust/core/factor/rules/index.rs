@@ -4,6 +4,7 @@ use super::{given::Given, shape::with_mismatch};
 use crate::{
     error::Result,
     factor::rule::{Kind, Reduction, Rule},
+    shown::counted,
 };
 
 pub(super) fn dynamic_slice(given: Given<'_>) -> Result<Rule> {
@@ -12,7 +13,7 @@ pub(super) fn dynamic_slice(given: Given<'_>) -> Result<Rule> {
     indices(given, 1)?;
     let sizes = given.of.each("slice_sizes", shape.len())?;
     let fits = sizes.iter().zip(shape).all(|(size, of)| 0 <= *size && size <= of);
-    given.ensure(fits, || format!("`slice_sizes` is {sizes:?}, of the shape {shape:?}"))?;
+    given.ensure(fits, || format!("`slice_sizes` is {sizes:?}, which does not fit the shape {shape:?}"))?;
     given.result(0, sizes)?;
     Ok(with_mismatch(given, Kind::Whole, true))
 }
@@ -21,18 +22,22 @@ pub(super) fn dynamic_slice(given: Given<'_>) -> Result<Rule> {
 fn indices(given: Given<'_>, from: usize) -> Result<()> {
     let rank = given.operands[0].len();
     let count = given.operands.len() - from;
-    given.ensure(count == rank, || format!("it has {count} start indices for {rank} dims"))?;
+    given.ensure(count == rank, || {
+        let [count, rank] = [counted(&count, "start index", "start indices"), counted(&rank, "dim", "dims")];
+        format!("it has {count} for {rank}")
+    })?;
     (from..given.operands.len()).try_for_each(|number| given.operand(number, &[]))
 }
 
 pub(super) fn dynamic_update_slice(given: Given<'_>) -> Result<Rule> {
-    given.ensure(given.operands.len() >= 2, || "it has an operand and an update".to_owned())?;
+    given.ensure(given.operands.len() >= 2, || "it needs an operand and an update".to_owned())?;
     given.at_least_one(1)?;
     let (shape, update) = (given.operands[0], given.operands[1]);
     indices(given, 2)?;
     given.result(0, shape)?;
     let fits = update.len() == shape.len() && update.iter().zip(shape).all(|(size, of)| size <= of);
-    given.ensure(fits, || format!("the update has the shape {update:?}, the operand {shape:?}"))?;
+    given
+        .ensure(fits, || format!("the update of shape {update:?} does not fit into the operand of shape {shape:?}"))?;
     let mut builder = given.builder();
     let result = given.operands.len();
     for (dim, (size, part)) in shape.iter().zip(update).enumerate() {
@@ -73,7 +78,9 @@ pub(super) fn top_k(given: Given<'_>) -> Result<Rule> {
     expected[last] = given.results[0].last().copied().unwrap_or(0);
     given.result(0, &expected)?;
     given.result(1, &expected)?;
-    given.ensure(expected[last] <= shape[last], || format!("it takes {} of {}", expected[last], shape[last]))?;
+    given.ensure(expected[last] <= shape[last], || {
+        format!("it takes the {} largest, but the last dim has size {}", expected[last], shape[last])
+    })?;
     Ok(with_mismatch(given, Kind::Whole, true))
 }
 
@@ -81,9 +88,10 @@ pub(super) fn gather(given: Given<'_>) -> Result<Rule> {
     given.counted(2, 1)?;
     let sizes = given.of.each("slice_sizes", given.operands[0].len())?;
     let kinds = |place: Place, size: i64, part: i64| match place {
-        Place::Window { input, slices } if part != sizes[input] => Err(given
-            .of
-            .refused(format!("dim {slices} of the result is {part}, the slices have {} of {size}", sizes[input]))),
+        Place::Window { input, slices } if part != sizes[input] => Err(given.of.refused(format!(
+            "dim {slices} of the result has size {part}, but slice_sizes[{input}] is {}",
+            sizes[input]
+        ))),
         Place::Window { .. } if part == 1 => Ok(Window::Apart(Kind::Sum)),
         Place::Window { .. } => Ok(Window::Together(Kind::Whole)),
         Place::Batch { .. } => Ok(Window::Together(Kind::Pass)),
@@ -169,7 +177,10 @@ fn looked_up(
             Place::Batch { input, index, slices: to } => ([input, Some(index), Some(to)], slices[to], slices[to]),
             Place::Collapsed { input } => ([Some(input), None, None], operand[input], operand[input]),
         };
-        given.ensure(part <= size, || format!("dim {:?} of the slices is {part}, of {size}", dims[2]))?;
+        given.ensure(part <= size, || {
+            let dim = dims[2].unwrap_or_default();
+            format!("dim {dim} of the slices has size {part}, more than the {size} of the operand")
+        })?;
         let partly = matches!(place, Place::Window { .. });
         match kinds(place, size, part)? {
             _ if partly && size == part => factor(dims, size, Kind::Pass, false),
@@ -214,7 +225,10 @@ fn places(given: Given<'_>, vector: usize, [operand, indices, slices]: [&[i64]; 
             let input = of_indices.iter().position(|other| *other == index).map(|at| batch[at]);
             let fits = indices[index] == *size && input.is_none_or(|input| operand[input] == *size);
             given.ensure(fits, || {
-                format!("dim {dim} of the slices is {size}, dim {index} of the indices {}", indices[index])
+                format!(
+                    "dim {dim} of the slices has size {size}, but dim {index} of the indices has {}",
+                    indices[index]
+                )
             })?;
             found.push(Place::Batch { input, index, slices: dim });
         }

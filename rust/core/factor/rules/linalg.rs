@@ -3,6 +3,7 @@
 use super::given::Given;
 use crate::{
     error::Result,
+    factor::attributes::not_each,
     factor::rule::{Kind, Rule},
 };
 
@@ -44,7 +45,9 @@ pub(super) fn eigh(given: Given<'_>) -> Result<Rule> {
     given.rank(0, 2)?;
     let shape = given.operands[0];
     let batch = shape.len() - 2;
-    given.ensure(shape[batch] == shape[batch + 1], || format!("{shape:?} is not a matrix of equal sides"))?;
+    given.ensure(shape[batch] == shape[batch + 1], || {
+        format!("operands[0] has the shape {shape:?}, which is not a square matrix")
+    })?;
     given.result(0, shape)?;
     given.result(1, &shape[..=batch])?;
     let mut builder = given.passing(&shape[..batch]);
@@ -62,7 +65,7 @@ pub(super) fn triangular_solve(given: Given<'_>) -> Result<Rule> {
     let turned = given.of.integer_or("transpose_a", 0)? != 0;
     let side = if left { batch } else { batch + 1 };
     let fits = a[batch] == a[batch + 1] && b.len() == rank && a[..batch] == b[..batch] && b[side] == a[batch];
-    given.ensure(fits, || format!("{a:?} and {b:?} are not the sides of an equation"))?;
+    given.ensure(fits, || format!("operands of the shapes {a:?} and {b:?} are not the two sides of one equation"))?;
     given.result(0, b)?;
     // `op(a) @ result = b` or `result @ op(a) = b`.
     let (outer, inner) = if left == turned { (batch + 1, batch) } else { (batch, batch + 1) };
@@ -84,7 +87,7 @@ pub(super) fn fft(given: Given<'_>) -> Result<Rule> {
     let (from, to) = (given.operands[0], given.results[0]);
     let lengths = given.of.integers("fft_length")?;
     given.ensure(!lengths.is_empty() && lengths.len() <= from.len(), || {
-        format!("`fft_length` has {} entries for {} dims", lengths.len(), from.len())
+        not_each("fft_length", lengths.len(), from.len())
     })?;
     let last = from.len() - 1;
     given.ensure(to.len() == from.len() && to[..last] == from[..last], || {

@@ -3,15 +3,19 @@
 use super::given::{Given, all_alike};
 use crate::{
     error::Result,
+    factor::attributes::not_each,
     factor::rule::{Kind, Rule},
     index::radix::{gcd, product},
+    shown::counted,
 };
 
 pub(super) fn transpose(given: Given<'_>) -> Result<Rule> {
     given.counted(1, 1)?;
     let shape = given.operands[0];
     let order = given.of.dims("permutation", shape.len())?;
-    given.ensure(order.len() == shape.len(), || format!("`permutation` is {order:?}, of {} dims", shape.len()))?;
+    given.ensure(order.len() == shape.len(), || {
+        format!("`permutation` is {order:?}; it must have each of the dims 0 to {} once", shape.len().saturating_sub(1))
+    })?;
     given.result(0, &order.iter().map(|dim| shape[*dim]).collect::<Vec<_>>())?;
     let mut builder = given.builder();
     for (to, from) in order.iter().enumerate() {
@@ -24,9 +28,7 @@ pub(super) fn broadcast_in_dim(given: Given<'_>) -> Result<Rule> {
     given.counted(1, 1)?;
     let (from, to) = (given.operands[0], given.results[0]);
     let dims = given.of.dims("broadcast_dimensions", to.len())?;
-    given.ensure(dims.len() == from.len(), || {
-        format!("`broadcast_dimensions` has {} entries for {} dims", dims.len(), from.len())
-    })?;
+    given.ensure(dims.len() == from.len(), || not_each("broadcast_dimensions", dims.len(), from.len()))?;
     let mut builder = given.builder();
     for (dim, size) in to.iter().enumerate() {
         let source = dims.iter().position(|given| *given == dim);
@@ -37,7 +39,10 @@ pub(super) fn broadcast_in_dim(given: Given<'_>) -> Result<Rule> {
             }
             Some(source) => {
                 given.ensure(from[source] == *size, || {
-                    format!("dim {source} of operands[0] is {}, dim {dim} of the result {size}", from[source])
+                    format!(
+                        "dim {source} of operands[0] has size {}, but dim {dim} of the result has {size}",
+                        from[source]
+                    )
                 })?;
                 builder.factor(&[(0, source), (1, dim)], *size, Kind::Pass);
             }
@@ -77,7 +82,7 @@ pub(super) fn slice(given: Given<'_>) -> Result<Rule> {
     for (dim, size) in shape.iter().enumerate() {
         let (start, stop, stride) = (start[dim], stop[dim], strides[dim]);
         given.ensure(0 <= start && start <= stop && stop <= *size && stride >= 1, || {
-            format!("of dim {dim}, of size {size}, it takes {start} to {stop} by {stride}")
+            format!("it takes {start} to {stop} with stride {stride} of dim {dim}, which has size {size}")
         })?;
         expected.push((stop - start).div_euclid(stride) + i64::from((stop - start) % stride != 0));
     }
@@ -126,7 +131,7 @@ pub(super) fn bitcast_convert(given: Given<'_>) -> Result<Rule> {
     let common = from.len().min(to.len());
     let apart = from.len().max(to.len()) - common;
     given.ensure(apart <= 1 && from[..common] == to[..common], || {
-        format!("{to:?} must be {from:?}, or have one dim more or one dim less at its end")
+        format!("results[0] has the shape {to:?}; it must be {from:?}, or that with one dim more or less at its end")
     })?;
     let mut builder = given.passing(&from[..common]);
     if from.len() > common {
@@ -144,7 +149,8 @@ pub(super) fn reshape(given: Given<'_>) -> Result<Rule> {
     let shapes = [given.operands[0], given.results[0]];
     let elements = [product("operands[0]", shapes[0])?, product("results[0]", shapes[1])?];
     given.ensure(elements[0] == elements[1], || {
-        format!("{:?} has {} elements, {:?} has {}", shapes[0], elements[0], shapes[1], elements[1])
+        let elements = elements.map(|count| counted(&count, "element", "elements"));
+        format!("the operand {:?} has {}, but the result {:?} has {}", shapes[0], elements[0], shapes[1], elements[1])
     })?;
     let mut builder = given.builder();
     if elements[0] == 0 {

@@ -131,7 +131,7 @@ WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
     "a negative size": (entry(size=size(-4)), "has no shape"),
     "65 dims": (entry(size=size(*[1] * 65), chunks=[]), "has 65 dims"),
     "too many bytes": (entry(size=size(2**62, 8), chunks=[]), "more than"),
-    "chunks of another rank": (entry(size=size(4, 1)), "has a chunk with 1 offsets and 1 sizes, but has 2 dims"),
+    "chunks of another rank": (entry(size=size(4, 1)), "has a chunk with 1 offset and 1 size, but"),
     "chunks beyond all": (
         entry(chunks=[new(META, "ChunkStorageMetadata", offsets=size(2**63 - 1), sizes=size(2))]), "a chunk beyond"
     ),

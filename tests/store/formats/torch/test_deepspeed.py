@@ -434,7 +434,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "another shape": ({"model": {"param_shapes": [OrderedDict(w=size(5, 4))]}}, "param_shapes the group has 20"),
     "others": ({"model": {"param_shapes": [OrderedDict(w=size(4, 6))]}}, r"has the shape \(6, 4\); .*\(4, 6\)"),
     "no shapes": ({"model": {"param_shapes": None}}, "has no list param_shapes"),
-    "groups": ({"model": {"param_shapes": []}}, "has 1 masters; param_shapes has 0 groups"),
+    "groups": ({"model": {"param_shapes": []}}, "has 1 master; param_shapes has 0 groups"),
     "world": ({"optimizer": {"partition_count": [4]}}, "is of 4 partitions; there are files of 3"),
     "experts": ({"model": {"num_experts": [8]}}, "the file of expert 0 of layer 0 is missing"),
     "experts forged": ({"model": {"num_experts": [1 << 62] * 9}}, "the file of expert 0 of layer 0 is missing"),

@@ -194,7 +194,7 @@ WRONG_RANKS: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
     "a coordinate off the mesh": (lambda: pair(at=(2,)), r"the coordinate \(2,\) is not on the mesh"),
     "a coordinate of another rank": (lambda: pair(at=(1, 0)), "is not on the mesh"),
     "a larger mesh": (lambda: pair(mesh=(3,)), "must have at most 2 ranks"),
-    "more placements": (lambda: pair(how=[placements.Shard(0)] * 2), "placed on a mesh of 1 dims"),
+    "more placements": (lambda: pair(how=[placements.Shard(0)] * 2), "placed on a mesh of 1 dim"),
     "a dim that is not there": (lambda: pair(how=[placements.Shard(1)]), "have no boxes"),
     "a plain tensor on one rank": (lambda: [pair()[0], {"w": tensor(ones(4), "0")}], "is plain, float32"),
     "plain tensors that differ": (

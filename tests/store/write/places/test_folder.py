@@ -146,7 +146,7 @@ def test_a_lock_is_not_another_file(source: Path, home: Path, planted: Callable[
     (home / "letter.txt").write_text(text)
     planted(source.parent / ".out.lock", home / "letter.txt")
     before = tree(source.parent)
-    with pytest.raises(FileExistsError, match="is in the place of a lock file, and is not one") as caught:
+    with pytest.raises(FileExistsError, match="has the name of a lock file, but is not one") as caught:
         reshard(source)
     assert caught.value.filename == str(source.parent / ".out.lock")
     assert tree(source.parent) == before
@@ -156,7 +156,7 @@ def test_a_lock_is_not_another_file(source: Path, home: Path, planted: Callable[
 def test_a_file_in_the_place_of_a_lock_stays(source: Path, planted: Callable[[Path, Path], None]) -> None:
     planted(source.parent / ".out.lock", source)
     before = tree(source.parent)
-    with pytest.raises(FileExistsError, match="is in the place of a lock file"):
+    with pytest.raises(FileExistsError, match="has the name of a lock file"):
         reshard(source)
     assert tree(source.parent) == before
 

@@ -520,7 +520,7 @@ def test_memory_of_the_remainder(s3: Store, large: Path) -> None:
 #: What is made of the list of uploads; and what is said of it.
 LISTS: dict[str, tuple[Callable[[str, list[str]], Any], str]] = {
     "another plan": (lambda plan, names: ["0" * 64, names], "the list of uploads is of another plan"),
-    "fewer": (lambda plan, names: [plan, names[1:]], "the list of uploads has 3, for 4 files"),
+    "fewer": (lambda plan, names: [plan, names[1:]], "the list of uploads has 3 entries for 4 files"),
     "a number": (lambda plan, names: [plan, [1, *names[1:]]], "the list of uploads has contents"),
     "no list": (lambda plan, names: {plan: names}, "the list of uploads has contents"),
     "an edit": (lambda plan, names: b"0" * 32 + b" []", "the list of uploads is not what was written"),

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
@@ -165,7 +165,9 @@ class Buffers:
             stage = rank // arguments.tp
             layers = sorted({layer for layer, _ in own if layer is not None})
             if len(layers) % arguments.chunks:
-                raise self._unknown(f"stage {stage} has {len(layers)} layers in {arguments.chunks} chunks")
+                raise self._unknown(
+                    f"stage {stage} has {counted(len(layers), 'layer')} in {counted(arguments.chunks, 'chunk')}"
+                )
             each = len(layers) // arguments.chunks
             chunks = [
                 [

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.boxes import Located
 from ...tensors.stored import UnsupportedError
@@ -46,7 +46,9 @@ def coalesced_states(
         )
     numbers = sorted(key for key in said if type(key) is int)
     if numbers != list(range(len(buffers))):
-        raise UnsupportedError(f"{where}: has {len(numbers)} buffers of {rank}, but its parameters need {len(buffers)}")
+        raise UnsupportedError(
+            f"{where}: has {counted(len(numbers), 'buffer')} of {rank}, but its parameters need {len(buffers)}"
+        )
     for number, parameters in enumerate(buffers):
         dtypes = items_within(said[number]) or ()
         if len(dtypes) != 1:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....deploy.megatron import Ranks, gpt, pipeline
 from ....errors import LayoutError, ParseError
 from ....pieces import Bounds
@@ -99,7 +99,7 @@ class _RankFiles:
                 f"{arguments.tp} and pipeline_model_parallel_size {arguments.pp}"
             )
         if arguments.experts > 1:
-            raise not_read(path, f"its experts are on {arguments.experts} ranks")
+            raise not_read(path, f"its experts are on {counted(arguments.experts, 'rank')}")
         self.layouts = gpt(
             Ranks(arguments.tp, tp=arguments.tp), pipeline(1, pp=1), gated=bool(arguments.gated), tied=False
         )
@@ -163,7 +163,7 @@ class _RankFiles:
                 offset += layers
         if arguments.layers and offset != arguments.layers:
             raise ParseError(
-                f"{self.path}: has {offset} layers, but args in {self.first.path} says that num_layers is "
+                f"{self.path}: has {counted(offset, 'layer')}, but args in {self.first.path} says that num_layers is "
                 f"{arguments.layers}"
             )
 
@@ -286,7 +286,8 @@ class _RankFiles:
             if len(numbers) != len(own) or (held is not None and (not isinstance(held, list) or len(held) != len(own))):
                 raise not_read(
                     rank.path,
-                    f"group {number} of its optimizer has {len(numbers)} parameters, but {len(own)} parameters are of "
+                    f"group {number} of its optimizer has {counted(len(numbers), 'parameter')}, but {len(own)} "
+                    "parameters are of "
                     "its kind",
                 )
             for position, (key, (parameter, array)) in enumerate(zip(numbers, own, strict=True)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.location import Location, read_json
 from ...data.text import checked_name
@@ -73,7 +73,7 @@ def _last_step(path: Location) -> tuple[Location, int]:
     for number, step in sorted(steps, reverse=True):
         if (step / _COMMITTED).exists():
             return step, number
-    raise ParseError(f"{path}: none of its {len(steps)} steps has a {_COMMITTED}, which is written last")
+    raise ParseError(f"{path}: none of its {counted(len(steps), 'step')} has a {_COMMITTED}, which is written last")
 
 
 def _check_committed(path: Location) -> None:

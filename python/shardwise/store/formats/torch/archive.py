@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...tensors.checkpoint import StoredSum
@@ -90,7 +90,7 @@ class Archive:
         if start + size != end:
             raise self._error(start, f"the zip directory of {size} bytes does not end at byte {self._offset + end}")
         if size > _MAX_DIRECTORY or count * ENTRY.size > size:
-            raise self._error(start, f"a zip directory of {size} bytes for {count} members")
+            raise self._error(start, f"a zip directory of {size} bytes for {counted(count, 'member')}")
         data = self._bytes(start, size)
         entries: list[tuple[int, str, int, int, int]] = []
         position = 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...._dtypes import CODES
 from ...._json import strict_json
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.files import Holder
@@ -121,7 +121,7 @@ def _check_names(path: Location, names: list[str]) -> int:
         counts = set(numbers[rank].values())
         last = max(counts)
         if len(counts) > 1 or len(numbers[rank]) != last or not 1 <= min(numbers[rank]) <= max(numbers[rank]) <= last:
-            raise ParseError(f"{path}: shard {rank} should have {last} files, but has {len(numbers[rank])}")
+            raise ParseError(f"{path}: shard {rank} should have {counted(last, 'file')}, but has {len(numbers[rank])}")
     return len(numbers)
 
 

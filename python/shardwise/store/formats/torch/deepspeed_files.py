@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._dtypes import Dtype
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location
@@ -217,7 +217,7 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
     for rows in (optims, models if len(models[0]) > 1 else []):
         if rows and len(rows[0]) != world:
             raise ParseError(
-                f"{path}: has files of {len(rows[0])} data-parallel ranks; {file_of_first.path.name} is of "
+                f"{path}: has files of {counted(len(rows[0]), 'data-parallel rank')}; {file_of_first.path.name} is of "
                 f"{shown(world)}: files are missing, or two worlds are mixed"
             )
 

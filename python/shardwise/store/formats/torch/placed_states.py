@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from ...._dtypes import Dtype
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.text import checked_shape
@@ -106,7 +106,9 @@ def stated_sharding(
         )
     placements = spec.get("placements")
     if not isinstance(placements, tuple) or len(placements) != len(sizes):
-        raise state_error(container, name, f"a DTensor with {shown(placements)} placed on a mesh of {len(sizes)} dims")
+        raise state_error(
+            container, name, f"a DTensor with {shown(placements)} placed on a mesh of {counted(len(sizes), 'dim')}"
+        )
     read = tuple(_placement(placement, len(shape), world) for placement in placements)
     for position, placement in enumerate(read):
         if placement is None:

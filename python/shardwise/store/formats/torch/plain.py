@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...._fork import importing
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import entries_of, open_file, read_json
@@ -91,6 +91,7 @@ def _check_ranks(path: Path, tensors: dict[str, StoredTensor]) -> None:
     whole = math.prod(sizes) if are_sizes(sizes) else cut.shape[1]
     if whole != cut.shape[1]:
         raise ParseError(
-            f"{path}: has {cut.shape[1]} columns of {shown(cut.name)}, but by {_PARAMS} the whole has {whole}: it is "
+            f"{path}: has {counted(cut.shape[1], 'column')} of {shown(cut.name)}, but by {_PARAMS} the whole has "
+            f"{whole}: it is "
             "one rank's part, and the files of the other ranks are missing"
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._text import shown
+from ...._text import counted, shown
 from ...._types import Numbers
 from ....errors import ParseError
 from ...data.text import checked_name, checked_shape
@@ -93,7 +93,9 @@ def rank_arrays(file: ReadFile) -> RankArrays:
         states = [dict_of(held.get(str(number))) for number in range(len(flats))]
         groups = [dict_of(group) for _, group in items_within(inner.get("param_groups")) or ()]
     if len(states) != len(flats):
-        raise ParseError(f"{file.path}: has {len(flats)} masters and the states of {len(states)} groups")
+        raise ParseError(
+            f"{file.path}: has {counted(len(flats), 'master')} and the states of {counted(len(states), 'group')}"
+        )
     return RankArrays(file, said, flats, states, groups)
 
 
@@ -102,7 +104,7 @@ def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str
     groups = part.groups or []
     if "fp32_flat_groups" not in part.values:
         if len(groups) not in (0, len(layout)):
-            raise ParseError(f"{part.file.path}: has {len(groups)} groups; param_shapes has {len(layout)}")
+            raise ParseError(f"{part.file.path}: has {counted(len(groups), 'group')}; param_shapes has {len(layout)}")
         return [list(group) for group in layout[: len(groups)]]
     found, seen = [], 0
     for group in groups:
@@ -114,7 +116,9 @@ def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str
         found.append([name for number in numbers for name in layout[number]])
         seen += len(numbers)
     if groups and seen != len(layout):
-        raise ParseError(f"{part.file.path}: its groups have {seen} sub-groups; param_shapes has {len(layout)}")
+        raise ParseError(
+            f"{part.file.path}: its groups have {counted(seen, 'sub-group')}; param_shapes has {len(layout)}"
+        )
     return found
 
 
@@ -140,7 +144,8 @@ class Spans:
             for rank, part in enumerate(row):
                 if len(part.masters) != len(layout):
                     raise ParseError(
-                        f"{part.file.path}: has {len(part.masters)} masters; param_shapes has {len(layout)} groups"
+                        f"{part.file.path}: has {counted(len(part.masters), 'master')}; param_shapes has "
+                        f"{counted(len(layout), 'group')}"
                     )
                 self._check_world(part, len(row))
                 if part.groups != row[0].groups and rank and _hyper(part) != _hyper(row[0]):
@@ -167,7 +172,8 @@ class Spans:
         wrong = next((size for size in counts if size != world), None)
         if wrong is not None:
             raise ParseError(
-                f"{part.file.path}: is of {shown(wrong)} partitions; there are files of {world} data-parallel ranks"
+                f"{part.file.path}: is of {shown(wrong)} partitions; there are files of "
+                f"{counted(world, 'data-parallel rank')}"
             )
 
     def _placed(
@@ -176,7 +182,9 @@ class Spans:
         listed = row[0].values.get("param_alignment_paddings")
         padding = torch_sizes(listed[number]) if isinstance(listed, list) and number < len(listed) else None
         if padding is not None and len(padding) != len(group):
-            raise ParseError(f"{row[0].file.path}: param_alignment_paddings are not those of {len(group)} parameters")
+            raise ParseError(
+                f"{row[0].file.path}: param_alignment_paddings are not those of {counted(len(group), 'parameter')}"
+            )
         found, at = {}, 0
         for position, (name, shape) in enumerate(group.items()):
             found[name] = at

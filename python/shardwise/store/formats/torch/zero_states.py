@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...._text import counted
 from ....errors import ParseError
 from ...tensors.stored import StoredTensor
 from .deepspeed_files import ReadFile
@@ -31,7 +32,9 @@ def whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, Any
     ]
     numbers = [number for params in optimizer.params for number in params]
     if listed and len(listed) != len(numbers):
-        raise ParseError(f"{file.path}: fp32_groups has {len(listed)} masters of {len(numbers)} parameters")
+        raise ParseError(
+            f"{file.path}: fp32_groups has {counted(len(listed), 'master')} of {counted(len(numbers), 'parameter')}"
+        )
     return optimizer, dict(zip(numbers, listed, strict=True)) if listed else {}
 
 

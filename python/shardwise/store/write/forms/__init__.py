@@ -12,5 +12,5 @@
 | `fsdp` | FSDP2's files of ranks, of DTensors |
 | `universal` | DeepSpeed's universal checkpoints, a folder for each parameter |
 | `rank_files`, `one_rank` | a file for each rank; the part of one rank |
-| `doubts`, `engines` | what looks wrong, or does not arrive; what the loaders of engines would not take |
+| `doubts`, `engines` | what looks wrong, or is not written; what the loaders of engines would not take |
 """

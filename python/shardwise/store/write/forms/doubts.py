@@ -49,7 +49,7 @@ def doubts_about(
     tensors: Collection[str],
     ruled: Sequence[RuledTensor],
 ) -> tuple[list[LeftOut], list[str]]:
-    """Say what looks wrong: what does not arrive as it seems, and all of this and the rest, a sentence each.
+    """Say what looks wrong: what is not written as it seems, and all of this and the rest, a sentence each.
 
     Args:
         layouts: The layouts by name.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...._text import bytes_text
+from ...._text import bytes_text, counted
 from ...._threads import Threads
 from ....errors import LayoutError, ParseError
 from ...data.engine import LEAST_MEMORY, CopyJob
@@ -66,7 +66,7 @@ class PartsSink:
                 raise
             return self.compare(task, gatherer, memory, threads, None)
         if max(file for file, *_ in self.shares) >= len(names):
-            raise ParseError(f"{self.uploads}: the list of uploads has only {len(names)}")
+            raise ParseError(f"{self.uploads}: the list of uploads has only {counted(len(names), 'entry', 'entries')}")
         done, buffers = self._gathered(gatherer, memory, threads)
         try:
             shares, made = self._put(task, names, buffers, progress)

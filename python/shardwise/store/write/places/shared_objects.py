@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
+from ...._text import counted
 from ...._threads import Threads
 from ....errors import ParseError
 from ...data.location import taken
@@ -213,7 +214,10 @@ class SharedObjects:
     def _names(self) -> list[str]:
         names = names_of_uploads(self.uploads, self._new.digest)
         if len(names) != len(self._new.files):
-            raise ParseError(f"{self.uploads}: the list of uploads has {len(names)}, for {len(self._new.files)} files")
+            raise ParseError(
+                f"{self.uploads}: the list of uploads has {counted(len(names), 'entry', 'entries')} for "
+                f"{counted(len(self._new.files), 'file')}"
+            )
         return names
 
     def _upload(self, number: int, name: str = "") -> Multipart:

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from ...._arguments import integer
+from ...._text import counted
 from ...._threads import Threads
 from ....errors import LayoutError, ShardwiseError
 from ...data.engine import LEAST_MEMORY, check_threads
@@ -269,7 +270,8 @@ class TaskWindow(Generic[Submitted, Result]):
         except (BrokenExecutor, CancelledError) as error:
             self._drain()
             raise BrokenExecutor(
-                f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
+                f"a worker died, and the executor with it ({type(error).__name__}), after {count} of "
+                f"{counted(total, 'task')}; "
                 f"{self._hint}"
             ) from error
         except _GivenUp:
@@ -277,7 +279,7 @@ class TaskWindow(Generic[Submitted, Result]):
         except KeyboardInterrupt:
             if self._workers.is_here:
                 self._drain()
-            raise KeyboardInterrupt(f"interrupted after {count} of {total} tasks; {self._hint}") from None
+            raise KeyboardInterrupt(f"interrupted after {count} of {counted(total, 'task')}; {self._hint}") from None
         except Exception:
             self._drain()
             raise

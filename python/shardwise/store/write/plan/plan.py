@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._arguments import integer
-from ...._text import bytes_text
+from ...._text import bytes_text, counted
 from ...._types import Numbers
 from ....errors import LayoutError
 from ....pieces import NO_PIECES, Bounds, Pieces, repeats
@@ -232,7 +232,9 @@ class CheckpointTasks(CheckpointTables):
         return np.stack([np.diff(each) for each in sums], axis=1)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
+        return (
+            f"<{type(self).__name__} {str(self.path)!r}: {counted(len(self.tasks), 'task')}, {bytes_text(self.nbytes)}>"
+        )
 
 
 class _Making:

@@ -89,14 +89,14 @@ def reshard_checkpoint(
             optimizer always do. Converted tensors, tensors whose pieces are compressed, and rewritten ones with very
             many short runs, are first written to a file next to `dst`. Values are rounded once, to the nearest value; a
             tie goes to the even one.
-        overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that gives their number in each
-            tensor. `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
-            have. `"round"` gives an infinity, or NaN in a dtype without infinities, as IEEE 754 and ml_dtypes do. The
-            report gives their number.
+        overflow: What happens to values beyond the range of `dtype`: `"refuse"` is an error that gives their number in
+            each tensor. `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does
+            not have. `"round"` gives an infinity, or NaN in a dtype without infinities, as IEEE 754 and ml_dtypes do.
+            The report gives their number.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
             are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: Tensors that are named, packed, stacked, transposed or padded differently, after `rename`.
-        only: A regular expression: tensors are written if it is found in their (new) names.
+        only: A regular expression: tensors are written if it is found in their new names.
         drop: A regular expression: tensors and values are left out if it is found in their names in the source. A
             warning names what a rules file drops, unless `drop` leaves it out too.
         which: `"weights"` takes the weights alone, `"state"` all else: moments, master copies, steps, groups.
@@ -117,7 +117,7 @@ def reshard_checkpoint(
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up if none has ended a task.
-        strict: Whether every warning of the report is an error. It warns of what does not arrive: tensors that the
+        strict: Whether every warning of the report is an error. It warns of what is not written: tensors that the
             rules drop, files next to the source that are not read. It also warns of tensors that match no rule, rules
             that apply to no name, axes that no rule uses, a pattern of `rename` that changes no name, and layouts that
             cut nothing because the format holds tensors whole.

@@ -139,7 +139,7 @@ class ScratchFile:
         target: The destination.
         is_dry: Whether to write nothing: the tensors then have no values, and `nbytes` is the size that would be
             written.
-        overflow: The fate of values beyond the range of the dtype that they are converted to.
+        overflow: What happens to values beyond the range of the dtype that they are converted to.
 
     Attributes:
         warnings: For each tensor with such values, a sentence with their number.
@@ -289,7 +289,7 @@ def opened_scratch(target: Location, *, is_written: bool, overflow: Overflow) ->
     Args:
         target: The new checkpoint.
         is_written: Whether it is written now, under its lock: then a file that a killed run has left is removed.
-        overflow: The fate of values beyond the range of the dtype that they are converted to.
+        overflow: What happens to values beyond the range of the dtype that they are converted to.
     """
     if is_written:
         ScratchFolder(target).clear()

@@ -230,7 +230,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             BlockingIOError: if another process is working on the checkpoint.
             ParseError: if a receipt is missing (the message says which parts to run again), damaged, of another plan,
                 or contradicts its task or another receipt for it; or, with `check`, if the data is not what a receipt
-                says. Nothing is changed; but a single file of S3 that several tasks have made has its name by then.
+                says. Nothing is changed, except that an object that several tasks have made on S3 has its name already.
             OSError: if a file cannot be written.
         """
         self.check_tasks()
@@ -271,7 +271,7 @@ def _numbers_of(
     numbers = [integer("a task", number) for number in tasks]
     wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
     if wrong is not None:
-        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
+        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {counted(len(plan.tasks), 'task')}")
     return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ...._core import joined_crc
-from ...._text import shown
+from ...._text import counted, shown
 from ....errors import ParseError
 from ...data.engine import DIGEST_MODULUS
 from ...formats.sharded import MANIFEST
@@ -68,7 +68,7 @@ class Ledger:
             raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self.plan.digest[:16]}")
         number = receipt.task
         if not 0 <= number < len(self._seen):
-            raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
+            raise ParseError(f"a receipt is of task {number}, but the plan has {counted(len(self._seen), 'task')}")
         written, again = self.plan.written_by(number) if task is None else (task.written, task.again)
         if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
