@@ -127,7 +127,7 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
     assert run("diff", "layers.safetensors", "none.safetensors", status=1).splitlines() == [
         "'layers.{0..29}.w' is only in the first checkpoint (30 tensors)",
         "'norm' is only in the second checkpoint",
-        "if the second was made by rules, give these with --rules: then its tensors are compared",
+        "if rules made the second checkpoint, give them with --rules: then its tensors are compared",
     ]
     found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
     assert len(found) == 21

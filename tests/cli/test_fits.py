@@ -24,7 +24,7 @@ def test_each_size_has_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
         "tp 2: fits with padding\n  model.layers.*.mlp.experts.down_proj, dim 2: 96 in 2 is 48 each, within blocks of "
         "32 of blocks; would fit: padded to 128; tp 3; uneven, 64, 32\n" in said
     )
-    assert "4 heads do not divide into 8" in said
+    assert "4 heads are not divisible by 8" in said
     assert main(["fits", str(DATA / "mxfp4-gptoss"), "--tp", "8,16"]) == 1  # None fits.
     assert "does not fit" in capsys.readouterr().out
     assert "\nwhole on every rank: model.layers.*.mlp.router.weight\nrests on names as in Hugging Face" in said

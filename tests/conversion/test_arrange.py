@@ -288,7 +288,7 @@ def test_dims_that_do_not_fit(tmp_path: Path, side: dict[str, Any], message: str
 def test_a_number_of_tensors_that_disagrees(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a", {f"w.{i}": values(2) for i in range(3)}, sync=False)
     to = {"name": "w", "dims": "i n -> n"}
-    with pytest.raises(sw.LayoutError, match="i = 4, but the names have 3 tensors along it"):
+    with pytest.raises(sw.LayoutError, match="i = 4, but the number of tensors along i is 3"):
         sw.reshard_checkpoint(
             tmp_path / "a", tmp_path / "b", rewrites=sw.Rewrites([{"from": "w.{i}", "to": {**to, "i": 4}}])
         )

@@ -51,7 +51,7 @@ def test_experts_fit_where_they_are_cut_whole() -> None:
         (8, "fits"),
         (3, "refused"),
     ]
-    assert answer.sizes[3].problems[0].why == "16 experts do not divide into 3"
+    assert answer.sizes[3].problems[0].why == "16 experts are not divisible by 3"
 
 
 @pytest.mark.heavy

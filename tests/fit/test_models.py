@@ -227,7 +227,7 @@ def test_ways_out_do_not_name_tensor_parallelism_where_experts_are_cut(
         tmp_path / "m.safetensors", {f"m.experts.{i}.up_proj.weight": np.zeros((4, 4), "f2") for i in range(6)}
     )
     assert main(["fits", str(tmp_path / "m.safetensors"), "--tp", "4", "--ep", "4"]) == 1
-    assert "6 experts do not divide into 4; would fit: in 2, 3, 6 parts\n" in capsys.readouterr().out
+    assert "6 experts are not divisible by 4; would fit: in 2, 3, 6 parts\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("said", [{"model_type": ["llama"]}, {"text_config": {"model_type": {}}}])

@@ -65,9 +65,9 @@ def attention(heads: int, kv: int, tp: int, head_dim: int = 128) -> SizeFit:
     [
         (64, 8, 8, "fits", ""),
         (64, 8, 16, "fits", ""),  # Two ranks hold the same head.
-        (40, 8, 16, "refused", "40 heads do not divide into 16"),
-        (48, 8, 12, "refused", "8 key-value heads do not divide into 12"),
-        (14, 2, 4, "refused", "14 heads do not divide into 4"),
+        (40, 8, 16, "refused", "40 heads are not divisible by 16"),
+        (48, 8, 12, "refused", "8 key-value heads are not divisible by 12"),
+        (14, 2, 4, "refused", "14 heads are not divisible by 4"),
     ],
 )
 def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) -> None:
@@ -113,7 +113,7 @@ def test_what_is_not_padded_says_no_size_and_no_shards() -> None:
     ("rows", "tp", "why"),
     [
         (16 * 12, 4, ""),
-        (16 * 12, 3, "16 heads of linear attention do not divide into 3"),
+        (16 * 12, 3, "16 heads of linear attention are not divisible by 3"),
     ],
 )
 def test_heads_of_linear_attention_stay_whole(rows: int, tp: int, why: str) -> None:

@@ -75,7 +75,7 @@ def test_granites_experts_are_stacked_with_gate_and_up_one_after_the_other() -> 
     assert found["block_sparse_moe.output_linear"] == (2, (160,))
     one, two = fits(config, (4,), (3, 4)).sizes
     assert (one.verdict, two.verdict) == ("fits", "refused")
-    assert two.problems[0].why == "6 experts do not divide into 4"
+    assert two.problems[0].why == "6 experts are not divisible by 4"
 
 
 def test_diffllama_has_its_attention_whole() -> None:

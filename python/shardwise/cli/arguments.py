@@ -278,7 +278,7 @@ def _add_learn(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--config",
         metavar="JSON",
         type=Path,
-        help="the model's config.json, whose names then stand in the rules for sizes; the one next to A if left out",
+        help="the model's config.json: the rules then have its keys in place of sizes; the one next to A if left out",
     )
     add_means(learn)
     add_json(learn)

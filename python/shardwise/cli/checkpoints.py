@@ -243,7 +243,7 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
         if found.one_sided:
             screen.write(found.one_sided)
         if options.rules is None and _is_renamed(found):
-            screen.write("if the second was made by rules, give these with --rules: then its tensors are compared")
+            screen.write("if rules made the second checkpoint, give them with --rules: then its tensors are compared")
     if not options.json:
         _write_left_out(screen, found.left_out, options.strict)
     return 1 if found or (options.strict and unasked) else 0

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .._text import counted, elements_text, shown
+from .._text import elements_text, shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.parts import segments_of
@@ -75,7 +75,7 @@ def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
     with _naming(tensor):
         for name, size in side.dims.sizes:
             if counts.get(name, size) != size:
-                raise LayoutError(f"{name} = {size}, but the names have {counted(counts[name], 'tensor')} along it")
+                raise LayoutError(f"{name} = {size}, but the number of tensors along {name} is {counts[name]}")
         groups = (*((field,) for field in side.stack), *side.dims.common)
         sizes = side.dims.solved(groups, tensor.shape)
     names = [name for group in groups for name in group]

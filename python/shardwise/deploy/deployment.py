@@ -53,8 +53,8 @@ class Deployment(RuleBook, Drawn):
         match: where in a name a rule has to match; see `LayoutMap`.
         replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
             not warn that no rule uses them.
-        at: coordinates by regular expressions that are searched for in names, as rules are, for axes to which a name's
-            rule gives none, such as the stage of a layer. At most one may match a name.
+        at: further coordinates, such as the stage of a layer, by regular expressions searched for in names, for
+            axes along which the rule of a name gives none. At most one expression may match a name.
 
     Raises:
         MeshError: if a mesh has a device that is not in the world.

@@ -143,7 +143,9 @@ def sglang(
     if fuse_shared_experts is None:
         fuse_shared_experts = model.shared_stacked(ep)
     elif instance("fuse_shared_experts", fuse_shared_experts, bool) and ep > 1:
-        raise LayoutError(f"fuse_shared_experts is True, but ep is {ep}: on CUDA SGLang stacks them with ep 1 only")
+        raise LayoutError(
+            f"fuse_shared_experts is True, but ep is {ep}: on CUDA SGLang stacks shared experts with ep 1 only"
+        )
     tied_head = model.tied and pp > 1
     if tied_head and dp > 1:
         raise LayoutError(

@@ -94,7 +94,7 @@ def deployed_by_names(
     if not experts and sizes.ep > 1:
         raise LayoutError(f"ep is {sizes.ep}, but no experts are known in this model")
     if experts % sizes.ep:
-        raise LayoutError(f"ep is {sizes.ep}, and the {experts} experts do not divide into it")
+        raise LayoutError(f"ep is {sizes.ep}, which does not divide the {experts} experts")
     stages = _stages(known, sizes.pp, layers)
     tied = is_tied(config) and not any(_OUTPUT.search(one.name) for one in known)
     rules: dict[str, DeploymentRule] = {}

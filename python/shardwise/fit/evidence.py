@@ -158,7 +158,7 @@ def _check_shape(found: Judged, last: str, model: _KnownModel) -> None:
     assert role.dim is not None
     size = tensor.shape[role.dim]
     if size % role.parts:
-        raise _UnknownError(f"its dim of {size} does not divide into {role.parts} equal parts")
+        raise _UnknownError(f"its dim of {size} cannot be divided into {role.parts} equal parts")
     if role.dim == -3 or _is_latent(tensor.name) or not model.hidden or dict(tensor.uncut).keys() >= {0, 1}:
         return
     other = tensor.shape[-3 - role.dim]

@@ -61,7 +61,7 @@ def fits(
     >>> [(size.tp, size.verdict) for size in answer.sizes]
     [(1, 'fits'), (8, 'fits'), (16, 'refused')]
     >>> answer.sizes[2].problems[0].why
-    '8 heads do not divide into 16'
+    '8 heads are not divisible by 16'
     """
     file = None if rules is None else rules_named(os.fspath(rules), None)
     with opened_model(model, config, file) as (outline, given, read):
@@ -177,7 +177,7 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
     tensor = kind.tensor
     if role.expert and ep > 1:
         if experts % ep:
-            refused = _Finding("refused", f"{experts} experts do not divide into {ep}")
+            refused = _Finding("refused", f"{experts} experts are not divisible by {ep}")
             yield _cut(kind, 0, Portion(experts, ep, "experts"), 1, refused)._replace(rests_on=one.rests_on)
         tp = max(tp // ep, 1)
     dim = len(tensor.shape) + role.dim
@@ -276,11 +276,11 @@ def _finding(tensor: LogicalTensor, dim: int, part: Portion, tp: int) -> _Findin
     if why := tensor.why_uncut(dim) if ways > 1 else "":
         return _Finding("refused", why)
     if count and (count % ways or tp % ways):
-        return _Finding("refused", f"{count} {heads} do not divide into {ways if count % ways else tp}")
+        return _Finding("refused", f"{count} {heads} are not divisible by {ways if count % ways else tp}")
     unit = tensor.unit(dim)
     padded = None if count else padded_size(size, unit, ways)
     if size % ways:
-        return _Finding("padded", f"{size} elements do not divide into {ways}", padded)
+        return _Finding("padded", f"{size} elements are not divisible by {ways}", padded)
     per_rank = size // ways
     if per_rank % unit == 0:
         return _Finding("fits")

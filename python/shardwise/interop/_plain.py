@@ -100,11 +100,12 @@ def why_not_divided(one: Part, shards: int) -> str | None:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
         rows = units * math.prod(size for size in inner if size is not None)
-        return "" if rows % shards == 0 else f"its {rows} elements do not divide into {shards}"
+        return "" if rows % shards == 0 else f"its {rows} elements are not divisible by {shards}"
     if one.unit not in (None, 1):
-        return f"its elements stay together in units of {one.unit}, whose number is not known to divide into {shards}"
+        known = f"whose number is not known to be divisible by {shards}"
+        return f"its elements stay together in units of {one.unit}, {known}"
     if any(size != 1 for size in inner):
-        return f"its units are whole, and their number is not known to divide into {shards}"
+        return f"its units are whole, and their number is not known to be divisible by {shards}"
     return None
 
 

@@ -116,7 +116,7 @@ class Descriptors:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file from which `load` reads equal descriptors; an existing file is replaced as a whole.
 
-        It is a line of JSON, whose length is in the first line, and then the rows as they are in memory, little-endian.
+        The first line has the length of the second, which is JSON. After it come the rows as in memory, little-endian.
 
         Raises:
             LayoutError: if a label is neither string nor integer.

@@ -107,7 +107,7 @@ FORMS: list[Form] = [
         "dcp (without collectives)",
         _matching(r"__\d+\.metadata"),
         refusal="has one metadata file per rank, as written with use_collectives=False, and no common one; load it "
-        "with torch.distributed.checkpoint on the same number of ranks, and save it once without use_collectives=False",
+        "with torch.distributed.checkpoint on the same number of ranks, and save it once with use_collectives=True",
     ),
     Form(
         "dcp (unfinished)",

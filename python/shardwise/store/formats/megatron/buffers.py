@@ -331,8 +331,8 @@ class Buffers:
             wanted |= {start, start + parameters[at].size}
         if padded is None or padded < size or (ways and padded % ways):
             raise self.index.error(
-                f"{shown(row.name)} has {shown(padded)} elements with padding according to its metadata, which do not "
-                f"divide into equal parts for {ways} data-parallel ranks"
+                f"{shown(row.name)} has {shown(padded)} elements with padding according to its metadata, which "
+                f"{ways} data-parallel ranks do not divide evenly"
             )
         if ways:
             wanted |= set(range(0, size, padded // ways))

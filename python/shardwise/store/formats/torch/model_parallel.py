@@ -248,7 +248,7 @@ class CutRules:
             count = spec[dim]
             if type(count) is not int or count < 1 or total % count:
                 raise refused(
-                    f"parameter_with_sub_params says {shown(count)} parts, but {total} elements do not divide into them"
+                    f"parameter_with_sub_params says {shown(count)} parts, which do not divide {total} elements evenly"
                 )
             sizes = (total // count,) * count
         if self._version < VERSION:
