@@ -143,7 +143,7 @@ def test_diff_says_how_to_compare_what_was_rewritten(tmp_path: Path, capsys: pyt
     (tmp_path / "rules.toml").write_text('[[rewrite]]\nfrom = "a.{rest*}"\nto = "b.{rest*}"\n')
     both = [str(tmp_path / "one"), str(tmp_path / "two"), "--quiet"]
     assert main(["diff", *both]) == 1
-    assert capsys.readouterr().out.endswith("give these with --rules: then its tensors are compared\n")
+    assert capsys.readouterr().out.endswith("give them with --rules: then its tensors are compared\n")
     assert main(["diff", *both, "--rules", str(tmp_path / "rules.toml")]) == 0
     assert capsys.readouterr().out == "the same tensors\n"
 

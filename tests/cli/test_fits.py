@@ -50,7 +50,7 @@ def test_experts_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "tp 4, ep 4: fits\n" in said
     assert (
-        "tp 4, ep 3: does not fit\n  model.layers.*.mlp.experts.down_proj and 1 more, dim 0: 4 experts do not" in said
+        "tp 4, ep 3: does not fit\n  model.layers.*.mlp.experts.down_proj and 1 more, dim 0: 4 experts are not" in said
     )
     assert main(["fits", str(DATA / "fp8-block-ragged"), "--tp", "2"]) == 0
     said = capsys.readouterr().out

@@ -400,7 +400,7 @@ ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
         [lambda: asked(tied={"0.up": "0.down"}), asked],
     ),
     "tied on some": (
-        "without tied both are counted wherever they are",
+        "leave it out of tied to count both",
         lambda: asked(tensors=TWO, layouts=HALF, tied={"up": "down"}, sharding="none"),
         [lambda: asked(tensors=TWO, layouts=HALF, sharding="none")],
     ),

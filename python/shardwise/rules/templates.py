@@ -393,6 +393,6 @@ def _check_fields(text: str, tokens: list[tuple[_WordKind, str | tuple[str, ...]
             if kinds.setdefault(field, (kind, value)) != (kind, value):
                 both = {kind, kinds[field][0]}
                 other = f"{{{field}*}}" if both == {"field", "rest"} else "one with another number"
-                raise LayoutError(f"template {shown(text)}: {{{field}}} and {other} are both there")
+                raise LayoutError(f"template {shown(text)} has both {{{field}}} and {other}")
     if spanning > 1:
         raise LayoutError(f"template {shown(text)}: only one field may match dots, as {{rest*}} does")

@@ -118,14 +118,14 @@ WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
     "an offset past the end": (changed(offset=10**6), "in a file of"),
     "an offset past any end": (changed(offset=2**63 - 1, length=2**63 - 1), "in a file of"),
     "a length past the end": (changed(length=10**6), "in a file of"),
-    "a negative offset": (changed(offset=-1), "not a range of bytes"),
-    "an offset that is no number": (changed(offset="1"), "not a range of bytes"),
+    "a negative offset": (changed(offset=-1), "as a range of bytes"),
+    "an offset that is no number": (changed(offset="1"), "as a range of bytes"),
     "a transformed chunk": (changed(transform_descriptors=["zstd"]), "save it without extensions"),
     "overlapping segments": (lambda folder: list(folder.places.values())[1].state.update(offset=5), "overlaps"),
     "a chunk without a place": (lambda folder: folder.places.popitem(), "storage_data has no"),
     "two places for a chunk": (
         lambda folder: folder.place("w", (0,), b"", "__0_0.distcp"),
-        "two places for one chunk",
+        "one chunk two places",
     ),
     "a shape of text": (entry(size="x"), "has no shape"),
     "a negative size": (entry(size=size(-4)), "has no shape"),
@@ -136,7 +136,7 @@ WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
         entry(chunks=[new(META, "ChunkStorageMetadata", offsets=size(2**63 - 1), sizes=size(2))]), "a chunk beyond"
     ),
     "no chunks": (entry(chunks=None), "has no list of chunks"),
-    "a chunk that is none": (entry(chunks=[5]), "a chunk that is not one"),
+    "a chunk that is none": (entry(chunks=[5]), "that is not a chunk"),
     "no properties": (entry(properties=None), "has no dtype"),
     "a dtype of its own": (
         lambda folder: folder.entries["w"].state.update(properties=folder.properties("quint8")), "quint8"
