@@ -223,8 +223,8 @@ class StateMaker:
         there, here = set(self._devices(mesh).tolist()), set(groups.rows.ravel().tolist())
         if here & there and not here <= there:
             raise LayoutError(
-                f"tied: {shown(main)} is on some of the devices of the tensor that is tied to it, not on all; leave it out "
-                "of tied to count both, each on its own devices"
+                f"tied: {shown(main)} is on some of the devices of the tensor that is tied to it, not on all; leave it "
+                "out of tied to count both, each on its own devices"
             )
         return bool(here & there)
 
