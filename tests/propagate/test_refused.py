@@ -63,7 +63,7 @@ def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {"ops": [{"op": "tanh", "in": [0, 0], "out": [[[8, 4], F]]}]},
-            r"op \"tanh\": it has 1 operands and 1 results",
+            r"op \"tanh\": it has 1 operand and 1 result",
         ),
         ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it must have no operands and one result"),
         (
