@@ -14,9 +14,8 @@ from pathlib import Path
 __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
-#: A wheel that is larger is looked at before this number is raised. Half is the compiled module;
-#: with the core compiled at 2 it has 0.06 million bytes less, but finds elements two thirds as fast.
-MOST_BYTES = 25 * 2**17
+#: A wheel that is larger is looked at before this number is raised. Half is the compiled module.
+MOST_BYTES = 24 * 2**17
 
 # Folders of people, and of what builds on hosted machines.
 _HOMES = re.compile(rb"(?:/home/|/root/|/Users/|/github/|/runner/|[A-Za-z]:[\\/](?:Users|a)[\\/])[\w.\\/-]*")

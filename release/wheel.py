@@ -24,6 +24,11 @@ from .checks import faults
 from .programs import HERE, ROOT, run, step
 from .use import use
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 __all__ = ["build", "compress", "remapped"]
 
 SEPARATOR = "\x1f"
@@ -31,11 +36,19 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def remapped(environment: Mapping[str, str], source: Path) -> dict[str, str]:
-    """Give the environment in which rustc writes neither the path of the sources nor that of the crates'."""
-    encoded = environment.get("CARGO_ENCODED_RUSTFLAGS")
-    flags = environment.get("RUSTFLAGS", "").split() if encoded is None else encoded.split(SEPARATOR)
+    """Give the environment in which rustc writes neither the path of the sources nor that of the crates'.
+
+    The other flags are those of the environment; if it has none, those of the sources.
+    """
+    if "CARGO_ENCODED_RUSTFLAGS" in environment:
+        flags = environment["CARGO_ENCODED_RUSTFLAGS"].split(SEPARATOR)
+    elif "RUSTFLAGS" in environment:
+        flags = environment["RUSTFLAGS"].split()
+    else:
+        text = (source / ".cargo" / "config.toml").read_text(encoding="utf-8")
+        flags = tomllib.loads(text)["build"]["rustflags"]
     cargo = environment.get("CARGO_HOME") or str(Path.home() / ".cargo")
-    flags += [f"--remap-path-prefix={cargo}=/cargo", f"--remap-path-prefix={source}=/shardwise"]
+    flags = [*flags, f"--remap-path-prefix={cargo}=/cargo", f"--remap-path-prefix={source}=/shardwise"]
     return {**environment, "CARGO_ENCODED_RUSTFLAGS": SEPARATOR.join(filter(None, flags))}
 
 

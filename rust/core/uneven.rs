@@ -126,6 +126,7 @@ impl Cut {
     }
 
     /// Start and stop of shard `index`, which must be in `0..shards()`; an empty one starts and stops at `n`.
+    #[inline]
     #[must_use]
     pub fn bounds(&self, index: i64) -> (i64, i64) {
         let (start, stop) = match &self.kind {
@@ -144,6 +145,7 @@ impl Cut {
     }
 
     /// The shard that holds the element at `position`, which must be in `0..elements()`.
+    #[inline]
     #[must_use]
     pub fn owner(&self, position: i64) -> i64 {
         match &self.kind {

@@ -94,11 +94,13 @@ def test_a_wheel_that_is_too_large(tmp_path: Path) -> None:
     assert re.search(rf"has \d,\d{{3}},\d{{3}} bytes, {MOST_BYTES:,} at most", found)
 
 
-def test_what_rustc_is_told() -> None:
-    source = Path("/somewhere/shardwise-1.0")
+def test_what_rustc_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "shardwise-1.0"
+    (source / ".cargo").mkdir(parents=True)
+    (source / ".cargo" / "config.toml").write_text('build.rustflags = ["-C", "linker=a b"]', encoding="utf-8")
     flags = "--remap-path-prefix=/cargo home=/cargo", f"--remap-path-prefix={source}=/shardwise"
     kept = {"CARGO_HOME": "/cargo home", "PATH": "/bin"}
-    assert remapped(kept, source) == {**kept, "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags)}
+    assert remapped(kept, source) == {**kept, "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(("-C", "linker=a b", *flags))}
     with_flags = remapped({**kept, "RUSTFLAGS": "-C  debuginfo=1"}, source)
     assert with_flags["CARGO_ENCODED_RUSTFLAGS"] == "\x1f".join(("-C", "debuginfo=1", *flags))
     encoded = remapped({**kept, "RUSTFLAGS": "-x", "CARGO_ENCODED_RUSTFLAGS": "--cfg\x1fa b"}, source)

@@ -63,6 +63,7 @@ impl Decimal {
     }
 
     /// Appends number and comma. As many bytes each time, which are some instructions: what is too much goes again.
+    #[inline]
     fn push_to(&self, text: &mut Vec<u8>) {
         text.extend_from_slice(&self.text);
         text.truncate(text.len() - Self::MOST + self.digits + 1);

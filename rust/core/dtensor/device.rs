@@ -153,6 +153,7 @@ fn name(text: &str) -> Result<&str, &'static str> {
     Ok(text)
 }
 
+#[inline]
 fn canonical_type(text: &str) -> Result<&str, &'static str> {
     Ok(match name(text)? {
         "cpu" => "CPU",
@@ -162,6 +163,7 @@ fn canonical_type(text: &str) -> Result<&str, &'static str> {
 }
 
 /// A decimal number as it would be printed: no sign, no leading zero, at most 2^63 - 1.
+#[inline]
 pub(super) fn number(text: &str) -> Result<i64, &'static str> {
     let bytes = text.as_bytes();
     if bytes.is_empty() {

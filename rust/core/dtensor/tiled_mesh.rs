@@ -49,6 +49,7 @@ impl Ids {
     }
 
     /// Takes the next id.
+    #[inline]
     pub fn push(&mut self, id: i64) {
         if self.count == 0 {
             self.first = id;

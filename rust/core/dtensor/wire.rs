@@ -84,7 +84,18 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    #[inline]
     fn varint(&mut self) -> Result<u64> {
+        // Of one byte, as most are.
+        if let [byte @ ..0x80, rest @ ..] = self.bytes {
+            self.bytes = rest;
+            self.at += 1;
+            return Ok(u64::from(*byte));
+        }
+        self.long_varint()
+    }
+
+    fn long_varint(&mut self) -> Result<u64> {
         let start = self.at;
         let mut value = 0;
         for (position, &byte) in self.bytes.iter().take(10).enumerate() {
@@ -93,7 +104,8 @@ impl<'a> Reader<'a> {
             }
             value |= u64::from(byte & 0x7f) << (7 * position);
             if byte < 0x80 {
-                self.take(position + 1)?;
+                self.bytes = &self.bytes[position + 1..];
+                self.at += position + 1;
                 return Ok(value);
             }
         }
@@ -200,6 +212,7 @@ impl<'a> Field<'a> {
 }
 
 /// Appends a number.
+#[inline]
 pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -217,6 +230,7 @@ pub(super) fn put_number(out: &mut Vec<u8>, field: u64, value: u64) {
 }
 
 /// Appends a field of bytes: a text or a message.
+#[inline]
 pub(super) fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     put_varint(out, field << 3 | LENGTH);
     put_varint(out, bytes.len() as u64);

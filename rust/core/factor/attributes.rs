@@ -42,6 +42,7 @@ impl<'a> Of<'a> {
         Error::Op { op: self.op.to_owned(), why: why.into() }
     }
 
+    #[inline]
     fn find(self, name: &str) -> Option<&'a Attribute> {
         self.attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
@@ -70,10 +71,12 @@ impl<'a> Of<'a> {
     }
 
     /// The numbers, or none if there is none of the name.
+    #[inline]
     pub(crate) fn integers_or(self, name: &str) -> Result<&'a [i64]> {
         self.listed(name, Some(&[]))
     }
 
+    #[inline]
     fn listed(self, name: &str, default: Option<&'a [i64]>) -> Result<&'a [i64]> {
         match self.find(name) {
             Some(Attribute::Integers(values)) => Ok(values),

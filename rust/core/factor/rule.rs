@@ -154,12 +154,14 @@ impl Rule {
     }
 
     /// The number of dims of a tensor.
+    #[inline]
     #[must_use]
     pub fn rank(&self, tensor: usize) -> usize {
         dims_of(&self.tensors, tensor).len()
     }
 
     /// The factors of a dim of a tensor, major first.
+    #[inline]
     #[must_use]
     pub fn dim(&self, tensor: usize, dim: usize) -> &[u32] {
         let dim = dims_of(&self.tensors, tensor).start + dim;
@@ -168,11 +170,13 @@ impl Rule {
     }
 
     /// The number of dims of all tensors.
+    #[inline]
     fn all_dims(&self) -> usize {
         self.tensors.last().map_or(0, |end| *end as usize)
     }
 
     /// The factors of each dim of a tensor.
+    #[inline]
     pub(crate) fn dims(&self, tensor: usize) -> impl Iterator<Item = &[u32]> {
         (0..self.rank(tensor)).map(move |dim| self.dim(tensor, dim))
     }
@@ -254,6 +258,7 @@ impl Rule {
 }
 
 /// The dims of a tensor among those of all, of which these are the ends.
+#[inline]
 fn dims_of(tensors: &[u32], tensor: usize) -> Range<usize> {
     (if tensor == 0 { 0 } else { tensors[tensor - 1] as usize })..tensors[tensor] as usize
 }
@@ -306,6 +311,7 @@ impl Builder {
         self.push(size, kind)
     }
 
+    #[inline]
     fn push(&mut self, size: i64, kind: Kind) -> &mut Factor {
         self.factors.push(Factor { size, kind, blocked: false });
         let last = self.factors.len() - 1;

@@ -32,6 +32,7 @@ impl Linear {
     }
 
     /// The value at one device index.
+    #[inline]
     pub(crate) fn at(&self, mut device: i64) -> i64 {
         let mut value = 0;
         for &(size, weight) in self.axes.iter().rev() {

@@ -5,7 +5,7 @@
 
 use multiversion::multiversion;
 
-use super::kernel::{Unrolled, is_narrow, last_and_tail};
+use super::kernel::{Element, Unrolled, is_narrow, last_and_tail, take_all};
 use crate::{
     partition::Partition,
     radix::{Divide, Divider, NarrowDivider, ceil_div},
@@ -94,7 +94,28 @@ impl<D: Divide> UniformDim<D> {
     }
 }
 
+/// The rest of an offset, and the shard and the place in it by the dims that were taken.
+struct Located {
+    rest: i64,
+    shard: i64,
+    local: i64,
+    stride: i64,
+}
+
 /// Every value stays within the tensor's size, which is known to fit, so the arithmetic need not be checked again.
+impl<D: Divide> Element<UniformDim<D>> for Located {
+    #[inline(always)]
+    fn take(&mut self, dim: &UniformDim<D>, major: bool) {
+        let (rest, position) = if major { (0, self.rest) } else { dim.elements.div_rem(self.rest) };
+        let (index, within) = dim.owner.div_rem(position);
+        let len = if index == dim.last { dim.tail } else { dim.step };
+        self.rest = rest;
+        self.shard = self.shard.wrapping_add(D::times(index, dim.shard_stride));
+        self.local = self.local.wrapping_add(D::times(within, self.stride));
+        self.stride = D::times(self.stride, len);
+    }
+}
+
 #[inline(always)]
 fn unrolled<D: Divide, const R: usize>(
     dims: [UniformDim<D>; R],
@@ -102,24 +123,10 @@ fn unrolled<D: Divide, const R: usize>(
     shard_ids: &mut [i64],
     locals: &mut [i64],
 ) {
-    for ((&offset, shard_id), local_offset) in offsets.iter().zip(shard_ids).zip(locals) {
-        let (mut rest, mut shard, mut local, mut stride) = (offset, 0_i64, 0_i64, 1_i64);
-        for (d, dim) in dims.iter().enumerate().rev() {
-            // What is left for the major dim is its position.
-            let position = if d == 0 {
-                rest
-            } else {
-                let (quotient, position) = dim.elements.div_rem(rest);
-                rest = quotient;
-                position
-            };
-            let (index, within) = dim.owner.div_rem(position);
-            let len = if index == dim.last { dim.tail } else { dim.step };
-            shard = shard.wrapping_add(D::times(index, dim.shard_stride));
-            local = local.wrapping_add(D::times(within, stride));
-            stride = D::times(stride, len);
-        }
-        (*shard_id, *local_offset) = (shard, local);
+    for ((&offset, shard_id), local) in offsets.iter().zip(shard_ids).zip(locals) {
+        let mut located = Located { rest: offset, shard: 0, local: 0, stride: 1 };
+        take_all(&mut located, &dims);
+        (*shard_id, *local) = (located.shard, located.local);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use multiversion::multiversion;
 
-use super::kernel::{Unrolled, any_outside, is_narrow, last_and_tail};
+use super::kernel::{Element, Unrolled, any_outside, is_narrow, last_and_tail, take_all};
 use crate::{
     partition::Partition,
     radix::{Divide, Divider, NarrowDivider},
@@ -86,33 +86,47 @@ fn uniform(dims: &Unrolled<UniformDim>, shard_ids: &[i64], locals: &[i64], offse
     }
 }
 
+/// The rests of a shard id and of a local offset, and the offset by the dims that were taken.
+struct Global {
+    shard: i64,
+    rest: i64,
+    offset: i64,
+    /// Negative as soon as one element is wrong.
+    signs: i64,
+}
+
 /// Values stay within the tensor's size, which is known to fit, except those that are found to be wrong.
+impl Element<UniformDim> for Global {
+    #[inline(always)]
+    fn take(&mut self, dim: &UniformDim, major: bool) {
+        let (shard, index) = if major { (0, self.shard) } else { dim.shards.div_rem(self.shard) };
+        self.shard = shard;
+        let at_end = index == dim.last;
+        let position = if major {
+            let len = if at_end { dim.tail } else { dim.step };
+            self.signs |= len.wrapping_sub(1).wrapping_sub(self.rest);
+            self.rest
+        } else {
+            let (whole, in_whole) = dim.by_step.div_rem(self.rest);
+            let (part, in_part) = dim.by_tail.div_rem(self.rest);
+            self.rest = if at_end { part } else { whole };
+            if at_end { in_part } else { in_whole }
+        };
+        // Beyond the last, the shards are empty.
+        self.signs |= dim.last.wrapping_sub(index);
+        let start = NarrowDivider::times(index, dim.step);
+        self.offset = self.offset.wrapping_add(NarrowDivider::times(start.wrapping_add(position), dim.stride));
+    }
+}
+
 #[inline(always)]
 fn unrolled<const R: usize>(dims: [UniformDim; R], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
-    // Negative as soon as one is wrong.
     let mut signs = 0_i64;
-    for ((&shard_id, &local), offset) in shard_ids.iter().zip(locals).zip(offsets) {
-        let (mut shard, mut rest, mut global) = (shard_id, local, 0_i64);
-        for (d, dim) in dims.iter().enumerate().rev() {
-            let (major, index) = if d == 0 { (0, shard) } else { dim.shards.div_rem(shard) };
-            shard = major;
-            let at_end = index == dim.last;
-            let position = if d == 0 {
-                let len = if at_end { dim.tail } else { dim.step };
-                signs |= len.wrapping_sub(1).wrapping_sub(rest);
-                rest
-            } else {
-                let (whole, in_whole) = dim.by_step.div_rem(rest);
-                let (part, in_part) = dim.by_tail.div_rem(rest);
-                rest = if at_end { part } else { whole };
-                if at_end { in_part } else { in_whole }
-            };
-            // Beyond the last, the shards are empty.
-            signs |= dim.last.wrapping_sub(index);
-            let start = NarrowDivider::times(index, dim.step);
-            global = global.wrapping_add(NarrowDivider::times(start.wrapping_add(position), dim.stride));
-        }
-        *offset = global;
+    for ((&shard, &rest), offset) in shard_ids.iter().zip(locals).zip(offsets) {
+        let mut global = Global { shard, rest, offset: 0, signs: 0 };
+        take_all(&mut global, &dims);
+        *offset = global.offset;
+        signs |= global.signs;
     }
     signs >= 0
 }

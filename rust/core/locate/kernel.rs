@@ -9,7 +9,7 @@ use multiversion::multiversion;
 
 use crate::{partition::Partition, radix::NarrowDivider};
 
-/// One to four dims, so that the loop over them is unrolled.
+/// One to four dims, for which the kernel is compiled each time.
 pub(super) enum Unrolled<T> {
     One([T; 1]),
     Two([T; 2]),
@@ -30,6 +30,28 @@ impl<T: Copy> Unrolled<T> {
     }
 }
 
+/// An element on its way through the dims, the last first.
+pub(super) trait Element<T> {
+    /// Takes one dim from what is left; it is all that is left if `major`, for the first dim.
+    fn take(&mut self, dim: &T, major: bool);
+}
+
+/// Takes each dim. Not in a loop, which the compiler unrolls only if it is short, and only then makes vectors of it.
+#[inline(always)]
+pub(super) fn take_all<T, const R: usize>(element: &mut impl Element<T>, dims: &[T; R]) {
+    const { assert!(matches!(R, 1..=4)) };
+    if R > 3 {
+        element.take(&dims[3], false);
+    }
+    if R > 2 {
+        element.take(&dims[2], false);
+    }
+    if R > 1 {
+        element.take(&dims[1], false);
+    }
+    element.take(&dims[0], true);
+}
+
 /// True if every offset and shard id fits in 31 bits, and every size in 32.
 pub(super) fn is_narrow(partition: &Partition) -> bool {
     // Where one dim has no elements the others may be of any size.
@@ -46,8 +68,9 @@ pub(super) fn last_and_tail(n: i64, step: i64) -> (i64, i64) {
 /// True if one of `values` is not in `0..limit`.
 #[multiversion(targets("x86_64+avx2+bmi2"))]
 pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
+    let last = limit - 1;
     // Each of the two is negative if the value is outside, and `|` keeps the sign.
-    values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0
+    values.iter().fold(0, |signs, &value| signs | value | last.wrapping_sub(value)) < 0
 }
 
 #[cfg(test)]

@@ -91,6 +91,7 @@ impl Closed {
     }
 
     /// The shard index of each destination device.
+    #[inline]
     fn destination_of(&self, device: usize) -> &[i64] {
         &self.destination_index[device * self.rank()..(device + 1) * self.rank()]
     }
@@ -102,6 +103,7 @@ impl Closed {
 
     /// The position, among the overlaps of each dim, of the part that the device holds itself;
     /// false if it holds none.
+    #[inline]
     fn own_cell(&self, device: usize, cell: &mut [usize]) -> bool {
         let Ok(source) = usize::try_from(self.same[device]) else { return false };
         let have = &self.source_index[source * self.rank()..(source + 1) * self.rank()];
@@ -239,6 +241,7 @@ struct Grid<'a> {
 }
 
 impl Grid<'_> {
+    #[inline]
     fn begin(&mut self, device: usize) {
         (self.row[0], self.row[1], self.shard) = (0, device as i64, 0);
         for dim in 0..self.sides.len() {
@@ -246,6 +249,7 @@ impl Grid<'_> {
         }
     }
 
+    #[inline]
     fn enter(&mut self, dim: usize, position: usize) {
         let Placed { overlap, device } = self.sides[dim][position];
         let rank = self.sides.len();
@@ -256,6 +260,7 @@ impl Grid<'_> {
     }
 
     /// Goes to the next cell; false after the last.
+    #[inline]
     fn advance(&mut self) -> bool {
         for dim in (0..self.sides.len()).rev() {
             let position = self.cell[dim];

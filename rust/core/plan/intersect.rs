@@ -85,6 +85,7 @@ impl Overlaps {
     }
 
     /// The overlaps of the destination shard `index`; none if it is empty.
+    #[inline]
     #[must_use]
     pub fn of(&self, index: i64) -> &[Placed] {
         &self.all[self.begins[index as usize]..self.begins[index as usize + 1]]

@@ -190,6 +190,7 @@ fn zeros(len: usize) -> Result<Vec<i64>> {
     room::filled(0, len, TRANSFERS)
 }
 
+#[inline]
 fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
     let total = &mut totals[who as usize];
     let sum = volume.checked_mul(itemsize).and_then(|bytes| total.checked_add(bytes));

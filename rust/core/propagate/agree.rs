@@ -29,6 +29,7 @@ impl Direction {
 
 /// The axes that the cuts of a factor have in common, each the longer one where one begins the other: those of operands and
 /// results alike, or of one side, shortened by those of the other.
+#[inline]
 fn common(factor: usize, operands: &[Tensor], results: &[Tensor], direction: Direction) -> Vec<SubAxis> {
     let (first, second) = match direction {
         Direction::Nowhere => return Vec::new(),

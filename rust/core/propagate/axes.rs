@@ -39,6 +39,7 @@ pub(crate) fn contains(axis: SubAxis, part: SubAxis) -> bool {
 }
 
 /// The major part of `axis` that shares nothing with `others`.
+#[inline]
 pub(crate) fn free_part(axis: SubAxis, others: &[SubAxis], mesh: &Mesh) -> Option<SubAxis> {
     others.iter().try_fold(axis, |axis, other| {
         if !coexist(axis, *other, mesh) {
@@ -54,6 +55,7 @@ pub(crate) fn free_part(axis: SubAxis, others: &[SubAxis], mesh: &Mesh) -> Optio
 }
 
 /// Cuts the list off where it shares something with `others`; whether that took anything away.
+#[inline]
 pub(crate) fn cut_off(axes: &mut Vec<SubAxis>, others: &[SubAxis], mesh: &Mesh) -> bool {
     for at in 0..axes.len() {
         let free = free_part(axes[at], others, mesh);
@@ -80,6 +82,7 @@ pub(crate) fn repeated(specs: &[Vec<SubAxis>]) -> Option<(usize, usize, SubAxis)
     })
 }
 
+#[inline]
 pub(crate) fn prefix(first: &[SubAxis], second: &[SubAxis]) -> Prefix {
     if first == second {
         return Prefix::Equal;
@@ -108,6 +111,7 @@ pub(crate) fn shards(axes: &[SubAxis]) -> i64 {
 }
 
 /// Adds an axis, as one with the last if it is the next part of the same.
+#[inline]
 pub(crate) fn push(axes: &mut Vec<SubAxis>, axis: SubAxis) {
     match axes.last_mut() {
         Some(last) if last.axis == axis.axis && next(*last) == axis.before && axis.size > 1 => last.size *= axis.size,

@@ -258,6 +258,7 @@ impl Explicit<'_> {
     }
 
     /// The first factor of a dim, which is its only one except in reshapes and convolutions.
+    #[inline]
     fn factor(&self, tensor: usize, dim: usize) -> u32 {
         self.ruled.rule.dim(tensor, dim)[0]
     }
@@ -267,8 +268,9 @@ impl Explicit<'_> {
     }
 
     /// The dim of a tensor that is a factor.
+    #[inline]
     fn dim(&self, tensor: usize, factor: u32) -> Option<usize> {
-        (0..self.ruled.rule.rank(tensor)).find(|dim| self.factor(tensor, *dim) == factor)
+        self.ruled.rule.dims(tensor).position(|factors| factors[0] == factor)
     }
 
     /// The operands that have a factor, and its dim in each.

@@ -96,6 +96,7 @@ impl<'a> Region<'a> {
     }
 
     /// [`Region::elements`] of a box that lies in a tensor, whose own elements have been counted.
+    #[inline]
     #[must_use]
     pub fn volume(self) -> i64 {
         self.extents().fold(1, i64::saturating_mul)
@@ -304,6 +305,7 @@ impl Regions {
     }
 
     /// The box `index`.
+    #[inline]
     #[must_use]
     pub fn get(&self, index: usize) -> Region<'_> {
         Region::of_row(&self.rows[2 * self.rank * index..2 * self.rank * (index + 1)])
