@@ -347,6 +347,21 @@ def test_explicit_mode_names_both_origins() -> None:
         propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")
 
 
+def test_explicit_mode_refuses_a_dim_that_its_devices_do_not_divide() -> None:
+    """As JAX does. A row that two devices share would be broadcast by the one that has it."""
+    rows = {"op": "broadcast_in_dim", "in": [0], "out": [[(4, 6), F]], "attrs": {"broadcast_dimensions": [0, 1]}}
+    computation = Computation([[(1, 6), F]], [rows], [1])
+    with pytest.raises(sw.LayoutError, match=r"layouts\[0\] cuts dim 0 of 1 element over 2 devices, but"):
+        propagate(computation, [("x", None)], mesh=MESH, policy="explicit")
+    with pytest.raises(sw.LayoutError, match=r"results\[0\] cuts dim 1 of 6 elements over 4 devices, but"):
+        propagate(computation, [(None, None)], results=[(None, "y")], mesh=MESH, policy="explicit")
+    attributes = {"axes": [["x"], []]}
+    constraint = {"op": "constraint", "in": [0], "out": [[(1, 6), F]], "attrs": attributes, "source": "step.py:3"}
+    computation = Computation([[(1, 6), F]], [constraint], [1])
+    with pytest.raises(sw.LayoutError, match=r"constraint \(step.py:3\): it cuts dim 0 of 1 element over 2 devices"):
+        propagate(computation, [(None, None)], mesh=MESH, policy="explicit")
+
+
 def test_explicit_mode_takes_parts_of_axes() -> None:
     pad = {"edge_padding_low": [0, 0], "edge_padding_high": [8, 0], "interior_padding": [0, 0]}
     ops = [{"op": "pad", "in": [0, 1], "out": [[[16, 4], F]], "attrs": pad}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,11 +237,12 @@ def propagate(
         policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, which JAX
             uses. `"least"` computes each op with the fewest bytes that a device receives. It tries Shardy's layouts,
             and layouts in which inputs that a step replaces, such as weights, spread last; it takes those that move
-            less. `"explicit"` is JAX's explicit mode: every input has a layout, and a disagreement is an error.
+            less. `"explicit"` is JAX's explicit mode: every input has a layout, devices divide each dim that they cut,
+            and a disagreement is an error.
 
     Raises:
         LayoutError: if layouts do not fit the inputs or results, a dtype has no size, or the policy is `"explicit"` and
-            layouts disagree; the message names the op, its place and the inputs that its layouts come from.
+            layouts disagree or cut a dim unevenly; the message names the op, its place and the inputs that its layouts come from.
         TypeError: if an argument is of another type.
 
     >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "attrs": {
@@ -268,6 +270,9 @@ def propagate(
             f"layouts[{free}] is None, but with policy='explicit' every input needs a layout; give its axes, or "
             "policy='shardy'"
         )
+    if policy == "explicit":
+        _check_even("layouts", begun[0], inputs, where)
+        _check_even("results", begun[1], outputs, where)
     found = propagated(where.core, computation._core, *begun, _itemsize, policy)
     if isinstance(found, tuple):
         raise LayoutError(_disagreement(computation, *found))
@@ -323,6 +328,20 @@ def _starts(
             known[key] = _start(f"{argument}[{at}]", each, shape, mesh)
         found.append(known[key])
     return found
+
+
+def _check_even(
+    argument: str, begun: Sequence[BegunLayout | None], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
+) -> None:
+    """Refuse a dim whose devices do not divide it, as explicit mode does."""
+    for at, (start, shape) in enumerate(zip(begun, shapes, strict=True)):
+        for dim, (axes, size) in enumerate(zip(start[0] if start else (), shape, strict=False)):
+            count = math.prod(mesh.axis_size(axis) for axis in axes)
+            if size % count:
+                raise LayoutError(
+                    f"{argument}[{at}] cuts dim {dim} of {counted(size, 'element')} over {count} devices, but with "
+                    "policy='explicit' the number of devices must divide the dim; give policy='shardy' or 'least'"
+                )
 
 
 def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> BegunLayout | None:

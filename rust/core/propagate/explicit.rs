@@ -8,7 +8,7 @@ use std::{
 use super::{
     axes,
     flow::Flow,
-    node::{Node, Part},
+    node::{Node, Part, Way},
     numbered::{Map, Numbered},
     project::{Specs, is_whole},
     reshaped::reshaped,
@@ -64,6 +64,9 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
             held.alike(node)?;
         }
         if node.is_edge() {
+            if node.way == Way::Constraint {
+                even(flow, node)?;
+            }
             if held.layouts[results[0]].is_none() {
                 let (specs, input) = held.of(operands[0]);
                 (held.layouts[results[0]], held.inputs[results[0]]) = (Some(specs), input);
@@ -84,6 +87,21 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
         }
     }
     Ok(flow.same.iter().map(|owner| held.layouts[*owner].map(|number| held.shared.at(number).clone())).collect())
+}
+
+/// Checks that the devices of each dim of a constraint divide it.
+fn even(flow: &Flow, node: &Node) -> Result<(), Disagreement> {
+    let value = node.values[1];
+    let Some(start) = &flow.starts[value] else { return Ok(()) };
+    for (dim, (size, axes)) in flow.shapes[value].iter().zip(&start.specs).enumerate() {
+        let count = axes::shards(axes);
+        if size % count != 0 {
+            let elements = shown::counted(size, "element", "elements");
+            let why = format!("it cuts dim {dim} of {elements} over {count} devices, which do not divide it");
+            return Err(Disagreement { why, operands: Vec::new(), place: flow.path(node.place) });
+        }
+    }
+    Ok(())
 }
 
 /// The layouts that are known so far, with the input that each is from.
