@@ -95,6 +95,7 @@ impl<'a> Reader<'a> {
         self.long_varint()
     }
 
+    #[inline(never)]
     fn long_varint(&mut self) -> Result<u64> {
         let start = self.at;
         let mut value = 0;
