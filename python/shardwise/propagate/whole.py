@@ -242,7 +242,8 @@ def propagate(
 
     Raises:
         LayoutError: if layouts do not fit the inputs or results, a dtype has no size, or the policy is `"explicit"` and
-            layouts disagree or cut a dim unevenly; the message names the op, its place and the inputs that its layouts come from.
+            layouts disagree or cut a dim unevenly; the message names the op, its place and the inputs that its layouts
+            come from.
         TypeError: if an argument is of another type.
 
     >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "attrs": {
