@@ -48,7 +48,7 @@ class Deployment(RuleBook, Drawn):
             of tensors, as in a `LayoutMap`. `{i}` in a key is a field: a whole number, the same as `(?P<i>[0-9]+)`.
         numbers: whole numbers, lists of them, and lists of lists, which rules name in `at`.
         default: what applies to tensors of any rank that no rule matches: `"replicated"`, on every device of the world;
-            or a rule for their leading dims.
+            or a rule for the tensors' leading dims.
         parameters: those parameters of an engine that hold several tensors; see `parameters_of`.
         match: where in a name a rule has to match; see `LayoutMap`.
         replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
@@ -62,8 +62,9 @@ class Deployment(RuleBook, Drawn):
         TypeError: if an argument is of the wrong type.
 
     A tensor is held by those devices of its rule's mesh whose coordinates are as `at` says; the others hold nothing of
-    it. Over the devices that are left it has an ordinary layout, whose mesh has the same axes, shortened to these
-    coordinates. So functions that only read a `LayoutMap`, such as `plan_model`, take a deployment too.
+    it. Over its holders the tensor has an ordinary layout, whose mesh is the part of the rule's mesh at these
+    coordinates, with the same axes. So functions that only read a `LayoutMap`, such as `plan_model`, take a deployment
+    too.
 
     Deployments are immutable, hashable, picklable and comparable.
 
@@ -421,7 +422,7 @@ class Deployment(RuleBook, Drawn):
 
         Args:
             tensors: the shape and dtype of each tensor, in the order of the model.
-            optimizer: the optimizer's name, or dtypes by hand; without one nothing is trained.
+            optimizer: the optimizer's name, or the dtypes of its arrays by name; `None` if nothing is trained.
             sharding: the way in which data-parallel ranks share the state.
             given: the further arguments of `shardwise.state.training_state`.
 

@@ -41,8 +41,8 @@ def vllm(
         placement: `expert_placement_strategy`, `"linear"` or `"round_robin"`.
         redundant: redundant experts, placed as before any balancing.
         experts: the experts of each rank, in place of `placement` and `redundant`; for each layer, if balanced.
-        stages: the layers of each stage; otherwise vLLM's own split, in which further layers go to the stages before
-            the last.
+        stages: the layers of each stage. By default vLLM's own split: if `pp` does not divide the layers, the stages
+            just before the last one have one more each.
         world: labels of the devices, in the order of vLLM's ranks, (dp, pp, tp).
 
     Raises:
@@ -102,7 +102,8 @@ def sglang(
         ep: expert parallelism within `tp`; the features of experts are cut over `tp // ep`.
         redundant: redundant experts, placed as before any balancing.
         experts: the experts of each rank, in place of `redundant`; for each layer, if balanced.
-        stages: the layers of each stage; otherwise SGLang's own split, in which further layers go to the last stages.
+        stages: the layers of each stage. By default SGLang's own split: if `pp` does not divide the layers, the last
+            stages have one more each.
         fuse_shared_experts: whether shared experts are stacked after the routed ones. If not given, they are stacked as
             SGLang 0.5.23 does it by default on CUDA (compute capability 8.0 or later): for DeepSeek-V3 (256 experts and
             a shared one), GLM-4.5 and GLM-4.7-Flash, if `ep` is 1. Give `False` with
@@ -112,7 +113,8 @@ def sglang(
 
     Raises:
         LayoutError: if sizes do not divide; if the configuration does not tell whether shared experts are stacked; if
-            tied embeddings over several stages are cut in two ways, or the model has no output layer there.
+            embeddings are tied over several stages, and `dp` is above 1 or SGLang gives the last stage of such a model
+            no output layer.
         TypeError: if an argument is of the wrong type.
 
     The names are as for `vllm`. With tied embeddings the last of several stages has an output layer of its own,

@@ -159,13 +159,13 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
     """Return the maps `after` with the ranks' sets and slots permuted, so that the fewest experts move.
 
     A balancer says which experts are together, and numbers the sets in any order; the load does not depend on which
-    rank has which set. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
-    that a rank keeps stay in their slots.
+    rank has which set. Of all ways to give the sets to ranks, this is one in which ranks receive the fewest experts.
+    The experts that a rank keeps stay in their slots.
 
     Args:
         before: the experts of each layer now.
-        after: the experts of each layer as a balancer gives them. With more ranks than before, the further ones begin
-            empty; with fewer, the first remain.
+        after: the experts of each layer as a balancer gives them. If there are more ranks than before, the
+            new ranks held no experts before; if there are fewer, the first ranks remain.
         nodes: the number of nodes; each has the same number of consecutive ranks. Experts that are together on a node
             stay together.
 

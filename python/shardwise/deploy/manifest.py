@@ -107,7 +107,8 @@ class Manifest(Mapping[str, Tiling]):
         there is one.
 
         Raises:
-            LayoutError: if a device label is neither string nor integer; if boxes are stored in another order.
+            LayoutError: if a device label is neither string nor integer; if the boxes of a holder are not one after
+                the other in its array, or do not fill it.
         """
         meshes: dict[DeviceMesh, int] = {}
         layouts: dict[tuple[TensorLayout | Tiling, UnevenRule], int] = {}

@@ -110,8 +110,8 @@ class LocalParameter:
     Attributes:
         shape: The parameter's shape on the device.
         pieces: The pieces of the parameter, in order.
-        slabs: The place of the device's own array of each tensor: the tensor, the place in a stack or `None`, and the
-            first row and the end of its rows.
+        slabs: The rows of the parameter that are the device's own array of a tensor: the tensor's name, the index in
+            the stack (`None` if the parameter is not stacked), the first row, and the row after the last.
     """
 
     name: str

@@ -105,12 +105,13 @@ class Positions:
         """Return which of these elements of a tensor a device holds, and their positions.
 
         Args:
-            device: its label.
+            device: the device's label.
             tensor: the name of the tensor.
             offsets: flat positions in the whole tensor, in any order.
 
         Returns:
-            One answer for each place of the tensor: none if the device holds none of these, several if it is repeated.
+            A `Found` for each place of the tensor on the device: none if the device holds none of these elements,
+            several if the tensor is repeated there.
 
         Raises:
             LayoutError: if there is no such tensor.

@@ -38,7 +38,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         backtracking: whether to accept rules that only a backtracking search can find, in time that may be exponential
             in the length of a path.
         default: what applies to tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
-            `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
+            `LayoutRule` for the tensors' leading dims; their other dims are not cut. `("fsdp",)` cuts dim 0 of each.
         replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
             not warn that no rule uses them.
         ordered: whether the first rule that matches a path applies, whatever others match, as in the lists of projects

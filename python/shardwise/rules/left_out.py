@@ -29,9 +29,9 @@ class LeftOut:
 
     Attributes:
         kind: `"dropped"`: a rules file drops these tensors. `"asked"`: `only`, `drop` or `which` of the call leaves
-            them out, so nobody is warned. `"values"`: they are not tensors, and the new format has no place for them.
+            them out, so nobody is warned. `"values"`: these are not tensors, and the new format has no place for them.
             `"unmatched"`: no rule matches these tensors, so every device holds them whole. `"axes"`: no rule uses these
-            mesh axes, so they replicate. `"states"`: their weights are not among the tensors. `"untrained"`: these
+            mesh axes, so they replicate. `"states"`: the weights of these states are missing. `"untrained"`: these
             weights have no state, but others have one. `"beside"`: these files next to a checkpoint are not read.
             `"cast"`: rules for models cut these weights in floats of 8 bits or less, and nothing says that they were
             only cast.

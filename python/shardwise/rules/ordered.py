@@ -134,9 +134,9 @@ def logical_layouts(
 ) -> dict[str, TensorLayout]:
     """Return the layouts of tensors whose dims have names, by rules for these names, as Flax and MaxText do.
 
-    Each rule is a pair of a name of dims and the mesh axes for it, one, several or `None`. They are taken in order: a
-    dim gets the axes of the first rule for its name whose axes are all free: no other dim of the tensor has them. A dim
-    that gets none is not cut.
+    Each rule is a pair of a name of dims and the mesh axes for it, one, several or `None`. Rules apply in order: each
+    gives its axes to the dim of its name, unless an earlier rule did, or another dim of the tensor already has one of
+    these axes. A dim that gets no axes is not cut.
 
     Args:
         rules: The pairs.

@@ -62,7 +62,10 @@ class IndivisibleDim:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A tensor that does not fit the packed dims of a rule, or of the default (`None`), or has none; and the reason."""
+    """A tensor that cannot be placed by its rule, or by the default (the rule `None`), and the reason.
+
+    The tensor does not fit a packed dim, has no coordinates in a deployment, or has neither a rule nor a default.
+    """
 
     name: str
     rule: str | None

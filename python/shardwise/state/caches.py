@@ -29,7 +29,7 @@ class Cache(NamedTuple):
     """A cache of one layer, cut like the rows of the weight that makes its contents.
 
     Attributes:
-        name: The name of the layer's module, with what the cache is at its end: `.k`, `.latent`.
+        name: The name of the layer's module, and after it the kind of cache: `.k`, `.v` or `.latent`.
         follows: The name of that weight.
         rows: The range of the weight's rows that make keys, or values; `None` for a cache that every device with a part
             of the weight keeps whole.

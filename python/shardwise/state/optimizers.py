@@ -120,7 +120,7 @@ _SIMPLE = {
 
 
 def optimizer_of(given: Any, argument: str = "optimizer") -> Optimizer:
-    """Return the optimizer of a name, or of dtypes that are given by hand.
+    """Return the optimizer that has this name, or that keeps arrays of these dtypes.
 
     Args:
         given: One of `OPTIMIZERS`, or a mapping from names of arrays of the parameter's shape to their dtypes.

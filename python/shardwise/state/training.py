@@ -48,7 +48,8 @@ def training_state(
     Args:
         tensors: the shape and dtype of each tensor, by name, in the order of the model.
         layouts: a layout map with a mesh, a deployment, or layouts by name.
-        optimizer: one of `OPTIMIZERS`, or dtypes by hand: `{"exp_avg": "float32"}`; without one nothing is trained.
+        optimizer: one of `OPTIMIZERS`, or the dtypes of its arrays by name, as in `{"exp_avg": "float32"}`; `None` if
+            nothing is trained.
         sharding: one of `SHARDINGS`.
         over: the axes over which data parallelism shards the state. If not given: for a deployment, those by which its
             default cuts everything, else those that it declares replicated; for a layout map, those that no rule uses.
@@ -61,8 +62,8 @@ def training_state(
         lora: adapters to be trained; all else is then frozen.
         tied: maps the name of each tied tensor to that of the tensor whose elements it shares.
         units: the tensors that are flattened together, as a regular expression for the part that their names have in
-            common, or a function of names: for FSDP1 the wrapped modules, by default up to the first number; for
-            Megatron the chunks of a stage.
+            common, or a function of names: for FSDP1 the wrapped modules, by default the part of a name up to its first
+            number; for Megatron the chunks of a stage.
         settings: settings of the framework by its own names: `use_orig_params`, `round_robin_gradients`, `bucket_size`.
         caches: caches of keys and values; see `shardwise.state.key_value_caches`.
         quantized: the quantized weights among the tensors, as `shardwise.quantized.find_components` finds them: their
@@ -70,8 +71,8 @@ def training_state(
         uneven: how dims that do not divide are cut, unless the rules say so.
 
     Raises:
-        LayoutError: if a name, a setting or a way to shard is not known; if a tensor has no place or does not fit; if a
-            framework cannot do it.
+        LayoutError: if a name, a setting or a way to shard is not known; if a tensor has no layout, or its layout
+            does not fit; if the framework cannot shard the state in this way.
         TypeError: if an argument is of the wrong type.
 
     >>> from shardwise import DeviceMesh, LayoutMap
