@@ -48,6 +48,18 @@ def test_what_an_interrupted_run_left_makes_room(source: Path, monkeypatch: pyte
     assert (reshard(source, resume=resume).bytes_resumed > 0) == resume
 
 
+def test_a_resumed_run_with_other_arguments_says_that_it_begins_anew(source: Path) -> None:
+    with pytest.raises(Stopped):
+        reshard(source, progress=stop)
+    with pytest.warns(sw.ShardwiseWarning, match="new: nothing is resumed: the interrupted run had other arguments"):
+        report = reshard(source, resume=True, max_file_bytes=2 * MIB)
+    assert (report.bytes_resumed, len(report.warnings)) == (0, 1)
+    with pytest.raises(Stopped):
+        sw.reshard_checkpoint(source, source.parent / "other", to="hf", task_bytes=2**16, threads=1, progress=stop)
+    again = sw.reshard_checkpoint(source, source.parent / "other", to="hf", task_bytes=2**16, threads=2, resume=True)
+    assert (again.bytes_resumed > 0, again.warnings) == (True, ())
+
+
 def test_the_message_names_what_is_left_and_how_to_go_on(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

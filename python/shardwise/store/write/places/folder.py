@@ -140,6 +140,13 @@ class FolderPlace:
         claim_name(self.path)
         remove_plans(self.path, but=self.root.name if resume else "", parts=False)
 
+    def is_of_another_run(self) -> bool:
+        """Return whether the unfinished work next to the checkpoint is that of other plans alone."""
+        with suppress(OSError), opened_below(workplace_of(self.path), 1) as top:
+            names = top.names()
+            return bool(names) and self.root.name not in names
+        return False
+
     def begin(self) -> None:
         """Make the unfinished files in full size, without contents, unless another process has made them."""
         with self._begun():

@@ -132,6 +132,9 @@ class Place(Protocol):
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken. Remove remains of runs; `resume` keeps this plan's."""
 
+    def is_of_another_run(self) -> bool:
+        """Return whether the unfinished work next to the checkpoint is that of other plans alone."""
+
     def free(self) -> int | None:
         """Return the free bytes, or `None` if the place does not know."""
 

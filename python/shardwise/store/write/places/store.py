@@ -99,6 +99,10 @@ class StorePlace:
             why = "" if resume else "; resume=True goes on with what an interrupted run left"
             raise taken(self.path, f"exists already; a checkpoint is written to a new name{why}")
 
+    def is_of_another_run(self) -> bool:
+        """Return `False`: objects of any run are compared one by one, when they are made."""
+        return False
+
     def free(self) -> None:
         """Return `None`: a store does not say how much room it has."""
 

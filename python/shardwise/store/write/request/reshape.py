@@ -283,8 +283,13 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
                     made.place.claim(resume=False)
                 made = planning.plan(scratch)
             obstacle = planning.obstacles[0] if planning.obstacles and not request.is_written else ""
+            doubts = [*planning.doubts, *scratch.warnings]
+            if request.resume and made.place.is_of_another_run():
+                doubts.append(
+                    f"{target}: nothing is resumed: the interrupted run had other arguments, or its source has changed"
+                )
             yield made.noted(
-                warnings=(*planning.doubts, *scratch.warnings),
+                warnings=tuple(doubts),
                 left_out=tuple(planning.left_out),
                 obstacle=obstacle,
                 is_sampled=request.is_written or is_sampled(checkpoint.given),
