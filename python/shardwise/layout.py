@@ -39,7 +39,7 @@ class TensorLayout(Drawn):
             `("x", "y")` and `("y", "x")` are different layouts. A name may be that of a sub-axis: `"tp:(1)4"` is the
             factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation). A
             dim of several parts, like fused queries, keys and values, is a packed dim: see `shardwise.packed`.
-        device_mesh: the mesh. It may be given once later: assign `layout.device_mesh`, or copy by `with_mesh`.
+        device_mesh: the mesh; it can be set later, but only once: assign `layout.device_mesh`, or copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
 

@@ -65,7 +65,7 @@ class Computation:
             - `constant` and `iota` have no operands.
             - `barrier` returns its operands.
             - `constraint` has one operand and the attributes `axes`, a list of axes for each dim, and `open`, the dims
-              that may get more.
+              that further axes may cut.
             - `call` and `loop` have a `body`, a computation as a mapping, which takes the operands and gives the
               results. The operands and results of a loop have the same shapes; `trips` is how often the body is
               computed.

@@ -62,9 +62,8 @@ class Deployment(RuleBook, Drawn):
         TypeError: if an argument is of the wrong type.
 
     A tensor is held by those devices of its rule's mesh whose coordinates are as `at` says; the others hold nothing of
-    it. Over its holders the tensor has an ordinary layout, whose mesh is the part of the rule's mesh at these
-    coordinates, with the same axes. So functions that only read a `LayoutMap`, such as `plan_model`, take a deployment
-    too.
+    it. Over its holders the tensor has an ordinary layout; its mesh is the rule's mesh at these coordinates only,
+    with the same axes. So functions that only read a `LayoutMap`, such as `plan_model`, take a deployment too.
 
     Deployments are immutable, hashable, picklable and comparable.
 

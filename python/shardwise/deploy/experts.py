@@ -164,8 +164,8 @@ def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, node
 
     Args:
         before: the experts of each layer now.
-        after: the experts of each layer as a balancer gives them. If there are more ranks than before, the
-            new ranks held no experts before; if there are fewer, the first ranks remain.
+        after: the experts of each layer as a balancer gives them. If there are more ranks than before, the new
+            ranks begin without experts; if there are fewer, the first ranks remain.
         nodes: the number of nodes; each has the same number of consecutive ranks. Experts that are together on a node
             stay together.
 

@@ -19,7 +19,7 @@ WAYS = range(1, 65)
 
 
 class Limit(NamedTuple):
-    """A refusal of an engine, or its mistake, in a cut that the format may allow."""
+    """A limit of an engine: it refuses a cut, or computes wrongly with it, although the format may allow it."""
 
     #: The engine and its version.
     engine: str
@@ -29,7 +29,7 @@ class Limit(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The cut of a dim of a kind of tensors."""
+    """The cut of one dim, the same for all tensors of a kind."""
 
     #: The names, with `*` for numbers.
     name: str
@@ -113,7 +113,7 @@ class SizeFit(NamedTuple):
 
     @property
     def problems(self) -> tuple[Cut, ...]:
-        """The cuts that do not simply fit."""
+        """The cuts whose verdict is not `"fits"`."""
         return tuple(cut for cut in self.cuts if cut.verdict != "fits")
 
     @property

@@ -40,7 +40,7 @@ def qkv(
     Raises:
         LayoutError: if the heads are not a multiple of the key-value heads, or the order is unknown.
 
-    Both name their tensors `q`, `k` and `v`, so that `plan_refit` can go from one order to the other. Interleaved heads
+    Both orders name their tensors `q`, `k` and `v`, so `plan_refit` can go from one to the other. Interleaved heads
     are cut in whole groups; where there are fewer groups than devices, in equal shares of a group, as Megatron-Core
     does. A device then holds rows that others use; Megatron-Core gathers the results before it splits them.
 

@@ -198,7 +198,7 @@ def einsum(
             moves the fewest bytes to a device; `"explicit"` refuses, as JAX's explicit mode does.
         out: the layout that the result gets. Over its unreduced axes the devices keep their addends.
         operands: the layout of each operand, in the order of the text, as keywords of names that you choose: a
-            `TensorLayout`, or its axes. For `None` the policy takes the layout that fits the other operands.
+            `TensorLayout`, or its axes. If it is `None`, the policy takes a layout that fits the other operands.
 
     Raises:
         LayoutError: if the text is not an einsum, shapes or layouts do not fit it, a dim does not divide, or the policy

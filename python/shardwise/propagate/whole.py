@@ -39,7 +39,7 @@ BegunLayout = tuple[Specs, list[bool], list[int]]
 
 @dataclass(frozen=True)
 class Start:
-    """A layout of an input or a result that propagation may extend, or uses late, as in Shardy.
+    """A layout of an input or a result, with the dims that more axes may cut, and with priorities, as in Shardy.
 
     >>> from shardwise.computation import Computation
     >>> add = {"op": "add", "in": [0, 1], "out": [[(4, 8), "float32"]]}
@@ -236,9 +236,9 @@ def propagate(
         mesh: the mesh; may be left out if a layout has one.
         policy: the choice where layouts disagree: `"shardy"` has the layouts and moves of Shardy's passes, which JAX
             uses. `"least"` computes each op with the fewest bytes that a device receives. It tries Shardy's layouts,
-            and layouts in which inputs that a step replaces, such as weights, spread last; it takes those that move
-            less. `"explicit"` is JAX's explicit mode: every input has a layout, devices divide each dim that they cut,
-            and a disagreement is an error.
+            and those that result if inputs that a step replaces, such as weights, have a lower priority; it takes those
+            that move less. `"explicit"` is JAX's explicit mode: every input has a layout, devices divide each dim that
+            they cut, and a disagreement is an error.
 
     Raises:
         LayoutError: if layouts do not fit the inputs or results, a dtype has no size, or the policy is `"explicit"` and

@@ -149,7 +149,7 @@ class Program(Sequence[Step]):
 
         Raises:
             ValueError: if `src`, `out` or received values have a wrong shape, or `out` has another dtype than `src`.
-            TypeError: if partial sums of the dtype do not add up to a value of it.
+            TypeError: if numpy cannot add the partial sums, or their sum has another dtype.
 
         >>> import numpy as np
         >>> from queue import Queue

@@ -41,7 +41,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
             `LayoutRule` for the tensors' leading dims; their other dims are not cut. `("fsdp",)` cuts dim 0 of each.
         replicated: names of axes along which everything is replicated on purpose, such as data parallelism: reports do
             not warn that no rule uses them.
-        ordered: whether the first rule that matches a path applies, whatever others match, as in the lists of projects
+        ordered: whether the first rule that matches a path applies, whatever others match, as in rule lists of projects
             on JAX. The rule's layout is then for the leading dims; further dims are not cut, and tensors without dims
             are whole. See `from_partition_rules`.
 
@@ -341,8 +341,8 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
 
         Raises:
             LayoutError: if an expression is there twice, or a spec is not a layout.
-            ParseError: if a text is something else.
-            TypeError: if there are no pairs.
+            ParseError: if `rules` is a text, but not of such a list.
+            TypeError: if `rules` is not made of pairs.
 
         >>> text = "(('attention/(wq|wk|wv)/kernel', PS('fsdp', 'tp')), ('kernel', PS('tp')), ('.*', PS()))"
         >>> layout_map = LayoutMap.from_partition_rules(text)

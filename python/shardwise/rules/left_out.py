@@ -33,9 +33,9 @@ class LeftOut:
             `"unmatched"`: no rule matches these tensors, so every device holds them whole. `"axes"`: no rule uses these
             mesh axes, so they replicate. `"states"`: the weights of these states are missing. `"untrained"`: these
             weights have no state, but others have one. `"beside"`: these files next to a checkpoint are not read.
-            `"cast"`: rules for models cut these weights in floats of 8 bits or less, and nothing says that they were
-            only cast.
-            `"rounded"`: the master copies are written or compared in place of these weights.
+            `"cast"`: rules for certain types of models cut these weights in floats of 8 bits or less, and nothing says
+            that the weights were only cast. `"rounded"`: the master copies are written or compared in place of these
+            weights.
         names: The names of those tensors, values, axes or files.
         text: The sentence.
         nbytes: The bytes of those things; `None` if they are not known.

@@ -52,8 +52,8 @@ def draw(
         with a pattern, stands for one shard: replicas share it, and no two shards look alike, even to a colour-blind
         reader. More than 32 shards have no colours; more than 256 are grouped into blocks of neighbours, with their
         number. A tensor of more than two dims is drawn as slices over two of those that are cut; in a packed partition
-        each shard has a row, with its pieces at their places, or shares it with neighbours if there are more than 32
-        shards. Shades of grey show how many bytes a plan sends from each holder to each.
+        each shard has a row, with its pieces at their places; if there are more than 32 shards, neighbours share a
+        row. Shades of grey show how many bytes a plan sends from each holder to each.
 
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout

@@ -63,8 +63,8 @@ class Descriptors:
         sends: The runs that the holder sends to others.
         receives: The runs that the holder receives from others.
         copies: The runs that the holder copies from its own source array to its own destination array.
-        zeros: The runs that the holder fills with zeros: the padding of rewritten tensors. The fields of the source
-            have no meaning.
+        zeros: The runs that the holder fills with zeros: the padding of rewritten tensors. Their fields `src_tensor`,
+            `src_offset` and `src_stride` have no meaning.
     """
 
     holder: Any

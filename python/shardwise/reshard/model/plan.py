@@ -329,11 +329,12 @@ def plan_model(
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a holder has no node.
             If a rewrite matches nothing or does not fit, as in `reshard_checkpoint`.
         ParseError: if `config` states a quantization that is not known, or that the tensors contradict; if rules for
-            models would cut integers, and it does not say how these are quantized.
+            certain types of models would cut integers, and `config` does not say how these are quantized.
         TypeError: if elements of fewer than eight bits are rewritten.
 
     Warns:
-        ShardwiseWarning: if rules for models cut floats of 8 bits, and `config` does not say that they were only cast.
+        ShardwiseWarning: if rules for certain types of models cut floats of 8 bits, and `config` does not say that
+            these were only cast.
 
     Tensors of the same shape, between the same layouts, are planned only once.
 

@@ -141,12 +141,12 @@ def diff_checkpoints(
         layouts: The cuts of the first checkpoint's tensors, if it is bare files of ranks, as for `open_checkpoint`.
         rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
             checks a conversion that another tool has made.
-        drop: A regular expression: tensors and values of either are not compared if it is found in their names, before
-            `rewrites`.
+        drop: A regular expression: tensors and values of either checkpoint are not compared if it is found in their
+            names, as they are before `rewrites`.
         which: `"weights"` compares the weights alone, `"state"` all else: moments, master copies, steps.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads; one per core if left out.
-        progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
+        progress: Called now and then with the bytes done and the bytes in all, of the first, then of the second.
 
     Warns:
         ShardwiseWarning: for everything that is not compared, unless `drop` leaves it out.

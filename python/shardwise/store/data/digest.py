@@ -113,9 +113,9 @@ def digest(
 ) -> Digest:
     """Return the digest of a tensor, or of a part of it, from an array, which is not copied.
 
-    Without `shape` the array is the whole tensor. With it, one of `box`, `pieces` and `offsets` says which part of a
-    tensor of this shape it is; the digests of parts that hold each element once add up to the tensor's. Padding is not
-    counted, and a replica that is added counts twice.
+    Without `shape` the array is the whole tensor. With `shape`, one of `box`, `pieces` and `offsets` says which part
+    of a tensor of that shape the array is; the digests of parts that hold each element once add up to the tensor's.
+    Padding is not counted, and a replica that is added counts twice.
 
     Args:
         array: Anything with a buffer, of any dtype and strides; bytes are uint8. A `torch.Tensor` on another device

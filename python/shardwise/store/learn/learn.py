@@ -73,8 +73,8 @@ def learn_rewrites(
         first: A checkpoint of any format, also by URL.
         second: The same model as another engine names and stores it.
         memory: Bytes for the buffers of all threads. Besides these, some 60 bytes are needed for each row and column of
-            both. The very many rows along a short dim of a stack are left out if they alone would need more than
-            `memory`.
+            both checkpoints. If a stack has so many rows along a short dim that they alone need more than `memory`,
+            its other dims are searched instead.
         threads: The number of threads; one per core if left out.
         config: The model's configuration: a size that it has a name for is written as one of the file's `[numbers]`. By
             default the `config.json` in the folder of `first`.

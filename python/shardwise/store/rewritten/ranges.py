@@ -167,8 +167,8 @@ def device_reads(
         UnsupportedError: if a tensor is compressed, or has elements that are not stored, so that no range of a file has
             its bytes; `StoredTensor.read` reads it.
 
-    A device that has some columns of a tensor whose rows follow one another needs a read for each row, or reads whole
-    rows. The devices of a host together need whole rows.
+    A tensor in C order is stored row by row: a device that has some of its columns needs a read for each row, or reads
+    whole rows. The devices of a host together need whole rows.
 
     >>> import tempfile
     >>> from shardwise import DeviceMesh, TensorLayout, open_checkpoint, save_checkpoint

@@ -133,8 +133,8 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         unreadable: The reasons why other tensors cannot be read, by name; these names are not in the mapping, and
             asking for one is a ParseError.
         unread: Files that belong to the checkpoint and are not read, by their paths from its folder.
-        doubts: Warnings about facts that could not be worked out, such as which parameter has a number of the
-            optimizer.
+        doubts: Warnings about facts that could not be worked out, such as which parameter the optimizer means by a
+            number.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class StoredPiece(ReadsFiles):
             None.
         stored: If some chunks of the piece are not stored: a function that gives the boxes of the stored ones, counted
             from its beginning.
-        rest: The value of the elements of the other chunks.
+        rest: The value of all elements of the chunks that are not stored.
         chunk: The elements and the bytes of one chunk of the piece, each of which is decoded as a whole; else None.
     """
 

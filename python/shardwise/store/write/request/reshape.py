@@ -117,10 +117,10 @@ def reshard_checkpoint(
         task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
         retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up if none has ended a task.
-        strict: Whether every warning of the report is an error. It warns of what is not written: tensors that the
-            rules drop, files next to the source that are not read. It also warns of tensors that match no rule, rules
-            that apply to no name, axes that no rule uses, a pattern of `rename` that changes no name, and layouts that
-            cut nothing because the format holds tensors whole.
+        strict: Whether every warning of the report is an error. The report warns of what is not written: tensors that
+            the rules drop, files next to the source that are not read. It also warns of tensors that match no rule,
+            rules that apply to no name, axes that no rule uses, a pattern of `rename` that changes no name, and layouts
+            that cut nothing because the format holds tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;

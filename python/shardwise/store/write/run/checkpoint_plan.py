@@ -129,8 +129,8 @@ class CheckpointPlan(Worded, CheckpointTasks):
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
 
         Raises:
-            TypeError: if something must be put together first, a part of it is only in memory, or a filesystem of
-                fsspec has options that its URL and the environment do not give.
+            TypeError: if a tensor must be put together first (see `plan_checkpoint`), or is in memory or a temporary
+                file; if a filesystem of fsspec has options that its URL and the environment do not give.
             OSError: if the file cannot be written.
         """
         self.check_tasks()
@@ -185,7 +185,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
             FileExistsError: if there is something else under the checkpoint's name, or in the way of its files.
             ParseError: if a source has changed, replicas disagree, or a receipt contradicts the data.
             LayoutError: if there is no such part or task, or the memory is too little.
-            TypeError: if something must be put together first; see `plan_checkpoint`.
+            TypeError: if a tensor must be put together first; see `plan_checkpoint`.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
             TimeoutError: if workers were given up; finished tasks stay too.
             OSError: if a file cannot be read or written.
