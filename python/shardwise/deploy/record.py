@@ -99,10 +99,10 @@ def record(
             names the parameters.
         TypeError: if the model gives something other than parameters, or a dtype has no whole numbers from 0 on.
 
-    Every element in the parameters is recognised by its number, so the pieces are exact and complete. The loader runs
-    once for each digit of the number of elements, in a base that the dtypes hold (256 for bfloat16, 2**24 for float32),
-    and three more times. Besides the loader's own memory, recording takes some 30 bytes for each element of the
-    parameters, and one tensor at a time; a model too large for that is recorded with small sizes.
+    Elements of tensors are recognised by their numbers, one by one, so the pieces are exact and complete. The loader
+    runs once for each digit of the number of elements, in a base that the dtypes hold (256 for bfloat16, 2**24 for
+    float32), and three more times. Besides the loader's own memory, recording takes some 30 bytes for each element of
+    the parameters, and one tensor at a time; a model too large for that is recorded with small sizes.
 
     >>> import shardwise as sw
     >>> def load(tensors):  # some engine's rank 1 of 2
