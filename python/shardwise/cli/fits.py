@@ -16,7 +16,7 @@ __all__ = ["run_fits"]
 
 _WORDS: dict[str, StyledText] = {
     "fits": ("fits", "bold green"),
-    "shared": ("fits with shared tiles", "bold yellow"),
+    "shared": ("fits with shared blocks", "bold yellow"),
     "padded": ("fits with padding", "bold yellow"),
     "unknown": ("unknown", "bold magenta"),
     "refused": ("does not fit", "bold red"),

@@ -184,7 +184,7 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="show for which sizes of tensor parallelism a model fits",
         description=(
             "Say for each size of tensor and expert parallelism whether a model, also a quantized one, fits: as it is, "
-            "with shared tiles, with padding, or not. If it does not, the answer names the tensor and its blocks, and "
+            "with shared blocks, with padding, or not. If it does not, the answer names the tensor and its blocks, and "
             "what engines refuse. Only headers are read; for known families config.json is enough. The exit status "
             "is 1 if no size fits, and 4 if names of tensors are not known: then give rules that say how they are cut."
         ),
