@@ -402,7 +402,7 @@ GENERAL = {
         lambda: rules("[rules]\n'\\d' = ['x']")["1"],
     ),
     "packed nearly": Advice(
-        "did you mean 'packed' by 'packd'?",
+        "did you mean 'packed' instead of 'packd'?",
         lambda: rules("[rules]\n'w' = [{ packd = '(2@x)' }]"),
         lambda: rules("[rules]\n'w' = [{ packed = '(2@x)' }]"),
     ),

@@ -120,7 +120,7 @@ def test_the_ways_to_write_a_box() -> None:
             sw.LayoutError,
             "but boxes has none for it",
         ),
-        (lambda: sw.Tiling.grid((4,), (0,)), sw.LayoutError, r"chunks\[0\] is 0; a chunk must be at least 1 long"),
+        (lambda: sw.Tiling.grid((4,), (0,)), sw.LayoutError, r"chunks\[0\] is 0; a chunk must have at least 1 element"),
         (lambda: sw.Tiling.grid((4,), (2, 2)), sw.LayoutError, "chunks has 2 dims but shape has 1"),
         (lambda: sw.Tiling.grid((4,), (2,), ["a"]), sw.LayoutError, "holders has 1 label but the grid has 2 chunks"),
         (lambda: sw.Tiling.grid((4,), (2,), ["a", "a"]), sw.LayoutError, r"holders\[1\] repeats the label 'a' of"),

@@ -286,9 +286,9 @@ pub enum Error {
     },
     /// A number outside its range; `position` is set when it is one of many.
     #[error(
-        "{what}{} is {value}, outside {}",
+        "{what}{} is {value}, {}",
         position.map(|i| format!("[{i}]")).unwrap_or_default(),
-        if *limit == 0 { "a range that is empty".to_owned() } else { format!("0 to {}", limit - 1) }
+        if *limit == 0 { "but the valid range is empty".to_owned() } else { format!("outside 0 to {}", limit - 1) }
     )]
     OutOfRange {
         /// The argument.
@@ -391,7 +391,7 @@ pub enum Error {
         rank: usize,
     },
     /// A chunk without elements.
-    #[error("chunks[{dim}] is {size}; a chunk must be at least 1 long")]
+    #[error("chunks[{dim}] is {size}; a chunk must have at least 1 element")]
     ChunkSize {
         /// The dim.
         dim: usize,

@@ -127,7 +127,7 @@ def test_units_of_memory(units: tuple[str, ...], one: int) -> None:
         assert parse_memory(f" 2.5{unit} ") == 5 * one // 2
 
 
-@pytest.mark.parametrize("text", ["", "0", "0GB", "-1", "9223372036854775808", "8388608TiB", "inf", "nan", "GB", "3PB"])
+@pytest.mark.parametrize("text", ["", "-1", "9223372036854775808", "8388608TiB", "inf", "nan", "GB", "3PB"])
 def test_texts_that_are_no_number_of_bytes(text: str) -> None:
     with pytest.raises(ParseError, match="is not a number of bytes, such as 512MiB or 2GB"):
         parse_memory(text)

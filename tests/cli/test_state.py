@@ -171,7 +171,8 @@ def test_what_is_not_known(capsys: pytest.CaptureFixture[str], config: Callable[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--optimizer shampoo", "optimizer is 'shampoo', which is not known; known are adamw"),
+        ("--optimizer shampoo", "error: --optimizer is 'shampoo', which is not known; known are adamw"),
+        ("--optimizer shampoo", "dtypes by hand, as in exp_avg=float32"),
         ("--sharding zero9", "sharding is 'zero9', which is not known"),
         ("--tp 0", "tp is 0; it must be at least 1"),
         ("--tp 3", "tp is 3, which does not divide the 8 heads of model.layers.*.self_attn"),

@@ -217,7 +217,7 @@ def test_sizes_come_from_shapes() -> None:
             [(8,), (4, 2)],
             [(4,)],
             {"slice_sizes": [1], **one_each()},
-            "`start_index_map` has 1 dims, and an index has 2",
+            "`start_index_map` has 1 dim, but each index has 2 numbers",
         ),
         (
             "scatter",

@@ -277,7 +277,7 @@ def whole() -> Model:
 def test_a_tensor_that_is_dropped_leaves_its_name(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a.safetensors", whole())
     rewrite = {"from": "wte", "to": "ln"}
-    with pytest.raises(sw.LayoutError, match="calls 'wte' 'ln', which exists already"):
+    with pytest.raises(sw.LayoutError, match="gives 'wte' the name 'ln', which exists already"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=sw.Rewrites([rewrite]))
     dropping = sw.Rewrites([rewrite], unmatched="drop")
     sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=dropping)
@@ -297,7 +297,10 @@ PACKED = "q:(4) + k:(2)"
     ("rewrite", "message"),
     [
         ({"from": "h.{i}.v", "to": "v.{i}"}, r"no tensor is called 'h\.\{i\}\.v'.*optional"),
-        ({"from": "h.{i}.q", "to": {"name": "ln", "stack": "i"}}, r"calls 'h\.0\.q' 'ln', which exists already"),
+        (
+            {"from": "h.{i}.q", "to": {"name": "ln", "stack": "i"}},
+            r"gives 'h\.0\.q' the name 'ln', which exists already",
+        ),
         ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(4) + k:(3)"}}, r"q 4 \+ k 2 = 6 .* dim 0: .* 7"),
         ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(3) + k:(3)"}}, r"have q 4 \+ k 2 .* has 3 of q"),
         (

@@ -131,7 +131,7 @@ def test_a_rank_that_has_an_expert_twice_is_listed_once() -> None:
 
 
 def test_more_experts_than_slots() -> None:
-    with refused(LayoutError, "slots is 2, but there are 4 experts"):
+    with refused(LayoutError, "slots is 2; it must be at least the number of experts, 4"):
         balanced_experts([[1, 2, 3, 4]], slots=2, ep=2)
     with refused(LayoutError, "must be from 1 to"):
         balanced_experts([[1, 2, 3, 4]], slots=4, ep=0)

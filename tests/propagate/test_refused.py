@@ -59,7 +59,7 @@ def constrained(attributes: dict[str, Any]) -> dict[str, Any]:
         ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body must be a mapping with inputs"),
         (
             {"ops": [{"op": "call", "in": [0], "out": [[[8, 4], F]], "rule": {"text": "([i,j])->([i,j])"}}]},
-            "a call has no rule; an op with one must have another name",
+            "a call takes no rule; an op with a rule must have another name",
         ),
         (
             {"ops": [{"op": "tanh", "in": [0, 0], "out": [[[8, 4], F]]}]},

@@ -286,7 +286,7 @@ def test_branches_have_one_layout_and_are_counted_each_by_itself(index: int) -> 
     bodies[0] = {"inputs": [value], "ops": [turned], "outputs": [1]}
     other = Computation.from_json({"inputs": [value, [[], "int32"]], "ops": [case], "outputs": [2]})
     with pytest.raises(
-        sw.LayoutError, match="one branch ends with dim 0 of a value whole, and another ends with it cut"
+        sw.LayoutError, match="dim 0 of a value is whole at the end of one branch, and cut"
     ):
         propagate(other, [("x", None), ()], mesh=MESH, policy="explicit")
 

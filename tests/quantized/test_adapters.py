@@ -208,7 +208,7 @@ def test_experts_of_one_parameter_without_a_configuration_are_refused_and_cut_by
     layouts[r"mlp\.experts\.weight$"] = ("ep", None, None)
     _, why = followers(with_states(Components(None, {}, ()), described(tensors)), layouts)[f"{name}lora_A.weight"]
     assert isinstance(why, str)
-    assert "A has one expert after the other, B has them in turn. Their number and sizes are not known;" in why
+    assert "B has the experts interleaved. Their number and sizes are not known;" in why
     assert "the model's config.json states them (--config)" in why
     assert "a rule for its own name places it" in why
     layouts[r"experts\.(base_layer\.)?lora_A\.weight$"] = (sw.packed.parse(f"({experts}@ep {RANK})"), None)

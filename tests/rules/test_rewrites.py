@@ -24,7 +24,9 @@ def test_a_number_in_a_name_is_not_negative() -> None:
     below = parse_template("layers.{i-4}.w")
     assert below.filled({"i": "4"}) == "layers.0.w"
     for value in ("3", "x"):
-        with pytest.raises(sw.LayoutError, match=rf"\{{i\}} is '{value}', which gives no number there"):
+        with pytest.raises(
+            sw.LayoutError, match=rf"\{{i\}} is '{value}', which does not give a whole number of 0 or more"
+        ):
             below.filled({"i": value})
 
 
@@ -39,9 +41,9 @@ def test_a_number_as_quotient_and_remainder() -> None:
     for other in ("layers.x.w", "layers.05.w", "layers.-1.w"):
         assert template.matched(other) is None
     for values, why in [
-        ({"i": "1", "k": "3"}, r"\{k\} is '3', not a remainder by 3"),
-        ({"i": "1", "k": "x"}, r"\{k\} is 'x', not a remainder by 3"),
-        ({"i": "x", "k": "1"}, r"\{i\} is 'x', which gives no number there"),
+        ({"i": "1", "k": "3"}, r"\{k\} is '3'; a remainder of a division by 3 is from 0 to 2"),
+        ({"i": "1", "k": "x"}, r"\{k\} is 'x'; a remainder of a division by 3 is from 0 to 2"),
+        ({"i": "x", "k": "1"}, r"\{i\} is 'x', which does not give a whole number of 0 or more"),
     ]:
         with pytest.raises(sw.LayoutError, match=why):
             template.filled(values)

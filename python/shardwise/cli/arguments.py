@@ -125,7 +125,8 @@ def _add_plan(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
     """Add the options that choose the contents of a new checkpoint."""
     command.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
-    command.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
+    kind = "file" if is_rank else "file or folder"
+    command.add_argument("target", metavar="DST", type=str, help=f"the new {kind}, which must not exist")
     add_mesh(command)
     command.add_argument(
         "--rules", metavar="TOML", type=rules_path, help=f"{RULES_HELP}; without rules tensors are merged"

@@ -25,9 +25,14 @@ def run_learn(options: argparse.Namespace) -> int:
         said = {"unexplained": dict(found.unexplained), "unused": found.unused, "doubtful": found.doubtful}
         print(json.dumps({"text": found.text, **said}))
         return 1 if found.unexplained else 0
+    if not found.rewrites and not found.unexplained:
+        print("# Nothing is to be rewritten: the first checkpoint has the tensors of the second, with the same names.")
     print(found.text, end="")
     for names, what in (
-        (found.unused, f"is in no {'explained ' if found.unexplained else ''}tensor of the second checkpoint"),
+        (
+            found.unused,
+            f"is in no tensor {'that the rewrites make' if found.unexplained else 'of the second checkpoint'}",
+        ),
         (
             found.doubtful,
             "could be made of several equal tensors; the one with the most similar name was taken",

@@ -144,7 +144,7 @@ def parse_memory(text: str) -> int:
     unit = text.strip()[len(number) :].strip().upper()
     try:
         size = float(number) * _UNITS[unit]
-        if not 0 < size < 2**63:
+        if not 0 <= size < 2**63:
             raise ValueError
     except (KeyError, ValueError):
         raise ParseError(f"{shown(text)} is not a number of bytes, such as 512MiB or 2GB") from None

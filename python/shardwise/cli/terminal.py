@@ -33,6 +33,11 @@ FITS = "`shardwise fits` says which sizes fit the model"
 _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
     "LayoutMap(..., backtracking=True), or backtracking = true in a rules file,": "backtracking = true in the file",
+    "memory is ": "--memory is ",
+    "threads is ": "--jobs is ",
+    "task_bytes is ": "--task-bytes is ",
+    "optimizer is '": "--optimizer is '",
+    "dtypes by hand, as in {'exp_avg': 'float32'}": "dtypes by hand, as in exp_avg=float32",
     "resume=True": "--resume",
     "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
     "open_checkpoint(..., parameter_names=[...])": "--parameter-names FILE",

@@ -281,7 +281,7 @@ class _OpReader:
         bodies: tuple[Computation, ...] = ()
         try:
             if name in STRUCTURE and "rule" in said:
-                raise LayoutError(f"a {name} has no rule; an op with one must have another name")
+                raise LayoutError(f"a {name} takes no rule; an op with a rule must have another name")
             if "rule" in said:
                 rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
             elif name not in STRUCTURE and self.unknown == "whole" and not has_factor_rule(name):

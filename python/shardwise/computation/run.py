@@ -103,7 +103,11 @@ def _computed(place: str, name: str, given: Attributes, has: DeviceTensors) -> l
         return [np.broadcast_to(value, has.shapes[0])]
     if name not in OPS or given.get("body", "add") not in (*IDENTITY, "assign"):
         kept = "random numbers and constants of many elements are not kept; pass them as arguments"
-        why = f"its value is not known ({kept})" if name in ("constant", "iota") else "numpy has no such op here"
+        why = (
+            f"its value is not known ({kept})"
+            if name in ("constant", "iota")
+            else "this op has no implementation in numpy"
+        )
         raise LayoutError(f"{place}: {why}, so it cannot be run")
     # numpy has few operations of dtypes that are not its own, such as bfloat16.
     wide = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in has.arrays]

@@ -315,10 +315,10 @@ def _apply(
     made.difference_update(sources)
     for name, tensor in products(taken_apart(groups, sources, rewrite), rewrite):
         if name in tensors and (name in made or later is None or _matches(later, name, index)):
-            how = "like another tensor that it makes" if name in made else "which exists already"
+            how = "which it gives to another tensor too" if name in made else "which exists already"
             raise LayoutError(
-                f"the rewrite of {shown(rewrite.source.names[0][1].text)} calls {shown(tensor.origin)} {shown(name)}, "
-                f"{how}"
+                f"the rewrite of {shown(rewrite.source.names[0][1].text)} gives {shown(tensor.origin)} the name "
+                f"{shown(name)}, {how}"
             )
         tensors[name] = tensor
         index.add(name)

@@ -274,7 +274,7 @@ def balanced_experts(
         if size % divisor:
             raise LayoutError(f"{what} is {size}, which is not divisible by {by}, {divisor}")
     if slots < experts:
-        raise LayoutError(f"slots is {slots}, but there are {experts} experts")
+        raise LayoutError(f"slots is {slots}; it must be at least the number of experts, {experts}")
     # Groups to nodes, then redundant experts within each node, then slots to the ranks of the node.
     of_group = experts // groups
     node, at = _packed(weight.reshape(layers, groups, of_group).sum(-1), nodes, single)

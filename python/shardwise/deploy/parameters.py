@@ -354,8 +354,8 @@ def _joined(
             own = partition.holder_shape(device)
             if shape is not None and (not own or own[1:] != shape[1:]):
                 raise LayoutError(
-                    f"{name}: the tensor {shown(tensor)} is of shape {own} on {shown(device)}, but the one before is "
-                    f"of shape {shape}"
+                    f"{name}: the tensor {shown(tensor)} is of shape {own} on {shown(device)}, but the tensor before "
+                    f"it is of shape {shape}"
                 )
             for piece in partition.pieces(device):
                 assert isinstance(piece.start, tuple)

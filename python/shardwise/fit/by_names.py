@@ -173,7 +173,7 @@ def _add(rules: dict[str, DeploymentRule], one: Judged, axes: Sequence[Any], at:
     rule = DeploymentRule(axes, "expert" if is_expert else "dense", at, uneven=uneven)
     key, _, _ = _key(one.kind.tensor.name)
     if rules.setdefault(key, rule) != rule:
-        raise LayoutError(f"the shapes of {one.name} need two different cuts; give a rules file")
+        raise LayoutError(f"the tensors {one.name} have several shapes, which need different cuts; give a rules file")
 
 
 def _at(one: Judged, stages: Stages, experts: int, ep: int, *, tied: bool) -> dict[str, Any]:

@@ -110,7 +110,9 @@ class RankRules(NamedTuple):
         """
         partition = partition_of(self.layouts, name, tensor.shape, "even")
         if not isinstance(partition, Partition | None):
-            raise LayoutError(f"{shown(name)} is cut through blocks that ranks share")
+            raise LayoutError(
+                f"{shown(name)} is cut within blocks, so that two ranks share a block; this is not supported"
+            )
         held = tensor.shape if partition is None else partition.holder_shape(self.label)
         theirs = tuple(parameter.shape)
         if theirs != held:

@@ -214,9 +214,9 @@ def _mesh(reader: _NamedReader) -> tuple[list[str], list[int]]:
         reader.expect("=")
         sizes.append(reader.number())
         if names[-1] in names[:-1]:
-            raise ParseError(f"the mesh has two axes {shown(names[-1])}")
+            raise ParseError(f"the mesh has two axes called {shown(names[-1])}")
         if sizes[-1] < 1 or math.prod(sizes) >= 1 << 63 or len(sizes) > _MOST_AXES:
-            raise ParseError(f"the mesh has a size below 1, 2**63 devices, or more than {_MOST_AXES} axes")
+            raise ParseError(f"the mesh has a size below 1, 2**63 or more devices, or more than {_MOST_AXES} axes")
     return names, sizes
 
 
@@ -234,7 +234,10 @@ def _device_ids(reader: _NamedReader, count: int) -> tuple[tuple[int, ...], tupl
             perm = reader.numbers(")")
         reader.expect(")")
         if math.prod(reshape) != count or sorted(perm) != list(range(len(reshape))):
-            raise ParseError(f"device_ids are {shown(list(reshape))} in the order {shown(list(perm))} of {count}")
+            raise ParseError(
+                f"device_ids: {shown(list(reshape))} must multiply to {count}, and {shown(list(perm))} must be an "
+                "order of its dims"
+            )
     else:
         listed = reader.numbers(")")
         if sorted(listed) != list(range(count)):

@@ -94,7 +94,7 @@ def why_not_divided(one: Part, shards: int) -> str | None:
     cut = one.cut or 0
     units, inner = one.factors[cut], one.factors[cut + 1 :]
     if one.at_most is not None and one.at_most < shards:
-        return f"it is cut into at most {one.at_most}, with {shards} devices for it"
+        return f"it is cut into at most {one.at_most} shards, although its axes have {shards} devices"
     # A factor that does not divide is cut between units; a plain dim is cut anywhere.
     if units is not None and units % (shards * (one.unit or 1)) == 0:
         return ""
@@ -105,7 +105,7 @@ def why_not_divided(one: Part, shards: int) -> str | None:
         known = f"whose number is not known to be divisible by {shards}"
         return f"its elements stay together in units of {one.unit}, {known}"
     if any(size != 1 for size in inner):
-        return f"its units are whole, and their number is not known to be divisible by {shards}"
+        return f"its units stay whole, and their number is not known to be divisible by {shards}"
     return None
 
 

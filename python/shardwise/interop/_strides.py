@@ -88,7 +88,7 @@ def _why_not_segments(one: Part, shards: int, axes: int) -> str:
     if one.pad_to is not None:
         return "it is padded"
     if None in one.factors[: one.cut or 0]:
-        return "the number of its segments is left to the shape"
+        return "the number of its segments depends on the shape"
     why = why_not_divided(one, shards)
     if why is not None:
         return why

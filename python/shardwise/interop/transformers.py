@@ -374,7 +374,8 @@ def _is_made_of(models: Any, kind: type) -> bool:
 def _nulls_of(config: Mapping[str, Any]) -> str:
     """Return the sentence for a message about sizes that a configuration leaves open, as defaults of some types do."""
     names = [key for key, value in config.items() if value is None and re.match(r"(n|num)_|.*_(size|dim|rank)$", key)]
-    return f"; null are {', '.join(names)}: give the config.json of a released model" if names else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"; {', '.join(names)} {verb} null: give the config.json of a released model" if names else ""
 
 
 def _plan(model: Any, config: Mapping[str, Any]) -> dict[str, str]:

@@ -294,7 +294,10 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
         name=one.name,
     )
     if not np.array_equal(_cuts(coarse, count, dim.mesh), np.minimum(-(-cuts * inner * words // block), count)):
-        raise LayoutError(f"dim {dim.number}: the rule {one.uneven!r} needs a unit to cut {dim.component} alike")
+        raise LayoutError(
+            f"dim {dim.number}: the rule {one.uneven!r} cuts {dim.component} at other places than its weight; "
+            "give the factor a unit"
+        )
     return coarse
 
 

@@ -158,8 +158,8 @@ def _sizes(config: Mapping[str, Any]) -> _ExpertSizes:
     numbers = [one[1] for one in found if one is not None and type(one[1]) is int and one[1] > 0]
     if len(numbers) != len(found):
         raise LayoutError(
-            "it is for all experts: A has one expert after the other, B has them in turn. Their number and sizes are "
-            "not known; the model's config.json states them (--config)"
+            "it is for all experts: A has the ranks of one expert after those of the other, B has the experts "
+            "interleaved. Their number and sizes are not known; the model's config.json states them (--config)"
         )
     return _ExpertSizes(*numbers)
 

@@ -56,7 +56,7 @@ def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
             raise ParseError(f"{shown(group.name)}: its nested_absmax has the shape {own}; it must be {expected}")
         along["nested_absmax"] = (Along(-1, block * nested),)
         along["nested_quant_map"] = (WHOLE,)
-    reason = "it is stored flat: only whole rows can be cut off"
+    reason = "it is stored flat, so it can only be cut along dim 0, in whole rows"
     uncut = tuple((dim, reason) for dim in range(1, len(shape)))
     if said is None:
         uncut = tuple(

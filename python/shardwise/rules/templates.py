@@ -169,7 +169,8 @@ class Template:
             remainder = values[rest]
             if not _NUMBER.fullmatch(remainder) or int(remainder) >= divisor:
                 raise LayoutError(
-                    f"template {shown(self.text)}: {{{rest}}} is {shown(remainder)}, not a remainder by {divisor}"
+                    f"template {shown(self.text)}: {{{rest}}} is {shown(remainder)}; a remainder of a division by "
+                    f"{divisor} is from 0 to {divisor - 1}"
                 )
             number = number * divisor + int(remainder) if number >= 0 else -1
         elif field not in self._shifts:
@@ -178,7 +179,8 @@ class Template:
             number += self._shifts[field]
         if number < 0:
             raise LayoutError(
-                f"template {shown(self.text)}: {{{field}}} is {shown(value)}, which gives no number there"
+                f"template {shown(self.text)}: {{{field}}} is {shown(value)}, which does not give a whole number of 0 "
+                "or more"
             )
         return str(number)
 

@@ -295,7 +295,7 @@ def _spec(entry: Any, place: str, numbers: NamedNumbers) -> str | tuple[str, ...
     if isinstance(entry, dict):
         if "packed" not in entry:
             wrong = next((key for key in entry if nearest_key(key, ["packed"]) is not None), None)
-            hint = "" if wrong is None else f"; did you mean 'packed' by {shown(wrong)}?"
+            hint = "" if wrong is None else f"; did you mean 'packed' instead of {shown(wrong)}?"
             raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)
         text = sizes.pop("packed")

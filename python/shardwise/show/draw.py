@@ -108,7 +108,8 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
     second = _tiling("after", after, None if isinstance(after, Tiling) else first.shape, uneven)
     if second.shape != first.shape:
         raise LayoutError(
-            f"after is of shape {shown(second.shape)}, but what has the shape {shown(first.shape)}; they must be equal"
+            f"after is of shape {shown(second.shape)}, but the layout given as what is of shape {shown(first.shape)}; "
+            "they must be equal"
         )
     return tilings_picture([first, second], ["before", "after"])
 

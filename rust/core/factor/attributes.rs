@@ -22,6 +22,18 @@ pub enum Attribute {
     Words(Vec<String>),
 }
 
+impl Attribute {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Integer(_) => "an integer",
+            Self::Integers(_) => "a list of integers",
+            Self::Pairs(_) => "a list of pairs of integers",
+            Self::Word(_) => "a word",
+            Self::Words(_) => "a list of names and numbers of dims",
+        }
+    }
+}
+
 /// The attributes of an op by their names.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Attributes<'a>(pub Vec<(&'a str, Attribute)>);
@@ -49,7 +61,7 @@ impl<'a> Of<'a> {
 
     fn wrong(self, name: &str, wanted: &str) -> Error {
         self.refused(match self.find(name) {
-            Some(_) => format!("attribute `{name}` must be {wanted}, and is something else"),
+            Some(found) => format!("attribute `{name}` must be {wanted}, but is {}", found.kind()),
             None => format!("attribute `{name}` is missing; it must be {wanted}"),
         })
     }

@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(model.received[40..], [80 * 16 * 2; 3]);
         assert_eq!(
             Model::new(&[], &[(0, 1)], 1, None, &mut never).unwrap_err().to_string(),
-            "sorts[0] is 0, outside a range that is empty"
+            "sorts[0] is 0, but the valid range is empty"
         );
     }
 }

@@ -125,10 +125,13 @@ impl Held<'_> {
             let [first, specs] = [first, specs].map(|number| self.shared.at(number));
             if let Some(dim) = (0..specs.len()).find(|dim| specs[*dim] != first[*dim]) {
                 let is_loop = self.begins.contains_key(&node.values[sources.len()]);
-                let [before, after] =
-                    if is_loop { ["it begins", "a trip ends"] } else { ["one branch ends", "another ends"] };
+                let [before, after] = if is_loop {
+                    ["the start of the loop", "the end of a trip"]
+                } else {
+                    ["the end of one branch", "the end of another"]
+                };
                 let [begun, ended] = [first, specs].map(|specs| how_cut(&specs[dim], &self.flow.mesh));
-                let why = format!("{before} with dim {dim} of a value {begun}, and {after} with it {ended}");
+                let why = format!("dim {dim} of a value is {begun} at {before}, and {ended} at {after}");
                 let (operands, place) = (vec![(0, input), (number, other)], self.flow.path(node.place));
                 return Err(Disagreement { why, operands, place });
             }

@@ -169,8 +169,8 @@ fn place(
             }
             if starts.len() != regions.len() * numbers {
                 let boxes = counted(&regions.len(), "box", "boxes");
-                let numbers = counted(&starts.len(), "number", "numbers");
-                return Err(wrong(format!("has {boxes} but {numbers} for their starts")));
+                let wanted = counted(&(regions.len() * numbers), "number", "numbers");
+                return Err(wrong(format!("has {boxes}, whose starts are {wanted}, not {}", starts.len())));
             }
             checked_shape(shape)?;
             if shape.is_empty() && regions.len() > 1 {

@@ -182,7 +182,10 @@ impl Job {
             return fail(format!("has {} dims; at most {MAX_RANK} are possible", shape.len()));
         }
         if itemsize < 1 || shape.iter().any(|&size| size < 0) {
-            return fail(format!("shape {} of {itemsize} bytes each is not possible", short(shape)));
+            return fail(format!(
+                "shape is {} and itemsize is {itemsize}; sizes must be at least 0, and the itemsize at least 1",
+                short(shape)
+            ));
         }
         if !sources.len().is_multiple_of(row) || !destinations.len().is_multiple_of(row) {
             return fail(format!("its pieces are not rows of {row} numbers"));

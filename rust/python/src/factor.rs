@@ -38,7 +38,10 @@ impl FactorRule {
             let blocked: Vec<&str> = blocked.iter().map(String::as_str).collect();
             let known = |name: &str| Kind::ALL.into_iter().find(|(_, known)| *known == name).map(|(kind, _)| kind);
             let kinds = kinds.iter().map(|(name, kind)| {
-                let wrong = || LayoutError::new_err(format!("the kind of factor {name:?} is {kind:?}"));
+                let wrong = || {
+                    let all = Kind::ALL.map(|(_, known)| known).join(", ");
+                    LayoutError::new_err(format!("the kind of factor {name:?} is {kind:?}; it must be one of {all}"))
+                };
                 Ok((name.as_str(), known(kind).ok_or_else(wrong)?))
             });
             let kinds = kinds.collect::<PyResult<Vec<_>>>()?;

@@ -167,10 +167,18 @@ def test_a_planted_swap_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said.out == found.text
     assert f"layers.2.{name}" in said.err
     # Its sources are in it, if not as they should be.
-    assert name == "gate_up" or "is in no explained tensor of the second checkpoint" in said.err
+    assert name == "gate_up" or "is in no tensor that the rewrites make" in said.err
     assert "is in no tensor of the second checkpoint\n" not in said.err
     # What was right is in the rules.
     assert "q:(32) + k:(8) + v:(8)" in found.text or name == "qkv"
+
+
+def test_nothing_is_to_be_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"w": np.arange(64.0).reshape(8, 8)}, to="hf", sync=False)
+    assert main(["learn", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# Nothing is to be rewritten")
+    assert not sw.Rewrites.from_toml(io.StringIO(said))
 
 
 def test_equal_tensors_are_told_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

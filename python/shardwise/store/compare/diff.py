@@ -329,8 +329,8 @@ def _not_compared(one: StoredCheckpoint, other: StoredCheckpoint, unwanted: Name
         own = [n for n in checkpoint.objects if n not in known and (unwanted is None or not unwanted.is_found(n))]
         if own:
             count, which = listed(own, "value")
-            what = "it is no tensor" if len(own) == 1 else "they are no tensors"
-            text = f"{count} not compared, of {checkpoint.path}, as {what}: {which}"
+            what = "it is not a tensor" if len(own) == 1 else "they are not tensors"
+            text = f"{checkpoint.path}: {count} not compared, because {what}: {which}"
             found.append(LeftOut("values", tuple(own), text))
         if unwanted is not None:
             sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}

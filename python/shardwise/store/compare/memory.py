@@ -140,7 +140,9 @@ def memory_digests(
         if tensor not in boxes:
             boxes[tensor], parameters[tensor] = found, parameter
         elif found != boxes[tensor]:
-            faults.append(MemoryFault(tensor, device, parameter, f"{key} does not hold what the first place holds"))
+            faults.append(
+                MemoryFault(tensor, device, parameter, f"{key} does not hold what the first place of this tensor holds")
+            )
     sums = np.zeros((len(names), _LIMBS), np.int64)
     for row, name in enumerate(names):
         if name in boxes:
@@ -242,7 +244,7 @@ def _checked(
     size = sum(math.prod(stop - start for start, stop in bounds) for bounds in held)
     if size != math.prod(expected.shape):
         count = counted(size, "element")
-        why = f"the distinct boxes of all reports have {count}, of {math.prod(expected.shape)}: one is missing"
+        why = f"the boxes of all reports together hold {count} of {math.prod(expected.shape)}: a box is missing"
         return [MemoryFault(name, None, "", why)]
     choices = product(*([*values] for values in held.values()))
     # One of each box: what is right is what adds up to the whole.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..._arguments import integer, path_of, refuse_mask
 from ..._core import CopyJob as CoreJob
+from ..._text import counted
 from ...errors import LayoutError, SizeOverflowError
 from ...pieces import LocatedPiece, Pieces
 
@@ -278,7 +279,7 @@ def check_job_memory(memory: int) -> None:
         LayoutError, TypeError: if it is too little, or not an integer.
     """
     if integer("memory", memory) < LEAST_MEMORY:
-        raise LayoutError(f"memory is {memory} bytes; at least {LEAST_MEMORY} bytes are needed")
+        raise LayoutError(f"memory is {counted(memory, 'byte')}; at least {LEAST_MEMORY} bytes are needed")
 
 
 def add_digests(digests: Iterable[int]) -> int:

@@ -66,7 +66,10 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
             tensors, index = tensors.reshape(grid), index.reshape(grid)
         stacked.append((position, at))
     if len(stacked) > len(FIELDS):
-        raise IrregularError(f"it is stacked along {len(stacked)} numbers; a rewrite has names for {len(FIELDS)}")
+        raise IrregularError(
+            f"it is stacked along {len(stacked)} numbers in the names of its sources; a rewrite stacks along at most "
+            f"{len(FIELDS)}"
+        )
     axes = [dim for _, dim in stacked]
     skeleton = {one: _filled(names[one], dict.fromkeys([position for position, _ in stacked], "0")) for one in used}
     keys = sorted(set(skeleton.values()))

@@ -177,8 +177,8 @@ pub(super) fn convolution(given: Given<'_>) -> Result<Rule> {
         let pair = image.zip(window);
         let count = pair.and_then(|(image, window)| windows_of(image, window, strides[at], padding[at]));
         given.ensure(count == Some(out[out_spatial[at]]), || {
-            let expected = count.map_or_else(|| "not known".to_owned(), |count| count.to_string());
-            format!("spatial dim {at} of the result is {}; by the operands it is {expected}", out[out_spatial[at]])
+            let expected = count.map_or_else(|| "no size".to_owned(), |count| count.to_string());
+            format!("spatial dim {at} of the result is {}, but the operands give {expected}", out[out_spatial[at]])
         })?;
     }
 

@@ -159,7 +159,8 @@ fn looked_up(
     let vector = given.of.dim("index_vector_dim", indices.len() + 1)?;
     let (map, index) = (given.of.dims("start_index_map", operand.len())?, indices.get(vector).unwrap_or(&1));
     given.ensure(map.is_empty() || map.len() as i64 == *index, || {
-        format!("`start_index_map` has {} dims, and an index has {index}", map.len())
+        let [dims, numbers] = [counted(&map.len(), "dim", "dims"), counted(index, "number", "numbers")];
+        format!("`start_index_map` has {dims}, but each index has {numbers}")
     })?;
     let mut builder = given.builder();
     builder.reduced_by(reduction);

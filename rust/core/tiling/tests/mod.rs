@@ -271,7 +271,7 @@ fn boxes_that_do_not_fit_their_arrays_are_refused() {
     for (array, bounds, what) in [
         (Array::Own, &halves[..], "has 2 boxes, but only one can have an array of its own"),
         (given(&[4, 4, 4], &[0, 0, 2, 0]), &halves, "has an array of rank 3; it must have rank 2 or 1"),
-        (given(&[4, 4], &[0, 0]), &halves, "has 2 boxes but 2 numbers for their starts"),
+        (given(&[4, 4], &[0, 0]), &halves, "has 2 boxes, whose starts are 4 numbers, not 2"),
         (
             given(&[4, 4], &[0, 0, 3, 0]),
             &halves,
@@ -319,9 +319,10 @@ fn grids_of_any_size_cost_nothing_until_they_are_asked() {
         .unwrap();
     let expected = [(0, "[2:3, 6:7]"), (1, "[2:3, 7:8]"), (149_797, "[3:4, 6:7]"), (149_798, "[3:4, 7:8]")];
     assert_eq!(found, expected.map(|(tile, text)| (tile, text.to_owned())));
-    for (chunks, text) in
-        [(&[0, 7][..], "chunks[0] is 0; a chunk must be at least 1 long"), (&[3], "chunks has 1 dim but shape has 2")]
-    {
+    for (chunks, text) in [
+        (&[0, 7][..], "chunks[0] is 0; a chunk must have at least 1 element"),
+        (&[3], "chunks has 1 dim but shape has 2"),
+    ] {
         assert_eq!(Grid::new(&[8, 8], chunks, false).unwrap_err().to_string(), text);
     }
     assert!(matches!(Grid::new(&[1 << 40, 0], &[1, 1], true).unwrap().array_shape(0), Err(Error::OutOfRange { .. })));

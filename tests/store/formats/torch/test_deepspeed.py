@@ -512,7 +512,7 @@ def test_blocks_of_eight_bits_are_not_taken_apart(tmp_path: Path) -> None:
         return {"state1": tensor(own.astype(np.uint8), "1")}
 
     with sw.open_checkpoint(written(tmp_path / "z", [{"w": numbers(6, 4)}], moments=moments)) as checkpoint:
-        with pytest.raises(sw.ParseError, match="is uint8, in blocks that do not end with parameters"):
+        with pytest.raises(sw.ParseError, match="is uint8, in blocks that cross the boundaries between parameters"):
             checkpoint["optimizer.state.w.state1"]
         assert sorted(checkpoint) == ["optimizer.state.w.master", "w"]
 

@@ -524,7 +524,7 @@ LISTS: dict[str, tuple[Callable[[str, list[str]], Any], str]] = {
     "a number": (lambda plan, names: [plan, [1, *names[1:]]], "the list of uploads has contents"),
     "no list": (lambda plan, names: {plan: names}, "the list of uploads has contents"),
     "an edit": (lambda plan, names: b"0" * 32 + b" []", "the list of uploads is not what was written"),
-    "nothing": (lambda plan, names: b"", "is damaged: it has 0 bytes"),
+    "nothing": (lambda plan, names: b"", "is damaged: it has 0 bytes, outside 1 to "),
 }
 
 

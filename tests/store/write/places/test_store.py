@@ -64,7 +64,7 @@ FORGERIES: dict[str, tuple[Any, str]] = {
     "another task": (lambda line, said: [said[0], said[1] + 1, *said[2:]], "does not agree with the plan"),
     "another size": (lambda line, said: [*said[:-1], [said[-1][0] + 1, said[-1][1]]], "does not agree with the plan"),
     "no object": (lambda line, said: [*said[:-1], None], "does not agree with the plan"),
-    "fewer digests": (lambda line, said: [*said[:3], said[3][1:], *said[4:]], "digests for its ranges"),
+    "fewer digests": (lambda line, said: [*said[:3], said[3][1:], *said[4:]], r"digests? for \d+ range"),
     "fewer ranges": (lambda line, said: [*said[:2], said[2][1:], *said[3:]], "ranges that are not the plan's"),
     "a text": (lambda line, said: [*said[:-1], [str(said[-1][0]), said[-1][1]]], "that no task writes"),
     "a large digest": (lambda line, said: [*said[:3], ["f" * 40] * len(said[3]), *said[4:]], "no task writes"),

@@ -354,7 +354,7 @@ def test_receipts_have_the_checksums_that_files_need(source: Path, count: int) -
     first = plan.task(0).run()
     assert len(first.crcs) == len(first.ranges)
     path.write_bytes(receipt_line(first._replace(crcs=(*first.crcs, 0) if count else ())) + b"".join(lines[1:]))
-    with pytest.raises(sw.ParseError, match=r"the receipt of task 0 has \d+ CRC-32 for its ranges"):
+    with pytest.raises(sw.ParseError, match=r"the receipt of task 0 has \d+ CRC-32; it must have \d+"):
         plan.commit()
     path.write_bytes(receipt_line(first) + b"".join(lines[1:]))
     plan.commit(check=True)
@@ -388,7 +388,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
             "ranges that are not the plan.s",
         ),
         "digests": (b"".join(lines[:3]) + forged(digests=first.digests[1:]), "digests"),
-        "more digests": (b"".join(lines[:3]) + forged(digests=(*first.digests, 1)), "digests for its ranges"),
+        "more digests": (b"".join(lines[:3]) + forged(digests=(*first.digests, 1)), r"digests? for \d+ range"),
         "large": (b"".join(lines[:3]) + forged(digests=(2**130,) * len(first.digests)), "no task writes"),
         "task": (b"".join(lines) + forged(task=10**6), "the plan has"),
         "one past the last": (b"".join(lines) + forged(task=len(plan.tasks)), "the plan has"),

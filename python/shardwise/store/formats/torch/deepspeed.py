@@ -270,7 +270,7 @@ class _StepFolder(Rows):
             elif "float" not in first.dtype.name:
                 self.unreadable[full] = (
                     f"{self._partitions[0][0].file.path}: {shown(full)} is not read: it is {first.dtype.name}, in "
-                    "blocks that do not end with parameters"
+                    "blocks that cross the boundaries between parameters"
                 )
             else:
                 self.states[full] = FlatRow(first.dtype, self.cuts[name], arrays, self._spans.table(number, name))
@@ -283,8 +283,8 @@ class _StepFolder(Rows):
         for part, number in zip(parts, read, strict=False):
             if number is None or number != read[0]:
                 raise ParseError(
-                    f"{part.file.path}: {kind} is {shown(number)}, but {shown(read[0])} in {first.path.name}: it is "
-                    "of another step, or not one number for all ranks"
+                    f"{part.file.path}: {kind} is {shown(number)}, but {shown(read[0])} in {first.path.name}: "
+                    f"the files are of different steps, or {kind} is not one number for all ranks"
                 )
         for name in group:
             full = f"optimizer.state.{name}.{kind}"

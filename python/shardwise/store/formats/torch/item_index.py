@@ -34,7 +34,7 @@ class SaidTensor(NamedTuple):
         sharding: The way in which it is cut.
         mesh: The ranks of its mesh, in order.
         ranks: The ranks that have it.
-        unknown: The kind of a statement that is not read; empty for others.
+        unknown: Why the statement cannot be read; empty for others.
     """
 
     sharding: Sharding | None
@@ -134,7 +134,8 @@ def _said(groups: Any, world: int, where: str) -> SaidTensor:
             sharding, mesh = _sharding(_dict(metadata.get("data"), where, "data"), world, where)
             found.append(SaidTensor(sharding, mesh, frozenset(ranks)))
         else:
-            found.append(SaidTensor(None, (), frozenset(ranks), f"{shown(kind)}"))
+            why = f"its sharding_metadata is of the type {shown(kind)}, which is not known"
+            found.append(SaidTensor(None, (), frozenset(ranks), why))
     if not found:
         raise ParseError(f"{where}: no rank has it")
     if any(other[:2] != found[0][:2] or other.unknown != found[0].unknown for other in found):

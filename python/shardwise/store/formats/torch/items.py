@@ -53,7 +53,9 @@ class _ArraysFile(Container):
         for name, entry in self.entries.items():
             dtype = CODES[entry.dtype]
             if dtype.bits % 8:
-                raise UnsupportedError(f"{self.file.path}: {shown(name)} has elements of {dtype.bits} bits")
+                raise UnsupportedError(
+                    f"{self.file.path}: {shown(name)} has elements of {dtype.bits} bits; only whole bytes are read"
+                )
             yield name, SavedTensor(name, dtype, entry.shape, contiguous_strides(entry.shape, 1), 0, entry.nbytes)
 
     def extent(self, tensor: SavedTensor, name: str) -> Located:
@@ -224,7 +226,7 @@ class _ItemContents:
         """Add one value, as all ranks have it, or the value of each."""
         name, said = ".".join((item, *keys)), of.said.get(keys)
         if said is not None and said.unknown:
-            self.unreadable[name] = f"{self._path}: {shown(name)} is not read: it is cut as {said.unknown} says"
+            self.unreadable[name] = f"{self._path}: {shown(name)} is not read: {said.unknown}"
             return
         whole = Gathered(name)
         try:

@@ -199,7 +199,7 @@ def _threads(nbytes: int, tasks: int, most: int, threads: int | None) -> int:
 def _budget(memory: int, workers: int) -> int:
     if memory // workers < LEAST_MEMORY:
         each = f" for each of {workers} workers" if workers > 1 else ""
-        raise LayoutError(f"memory is {memory} bytes; at least {LEAST_MEMORY} bytes are needed{each}")
+        raise LayoutError(f"memory is {counted(memory, 'byte')}; at least {LEAST_MEMORY} bytes are needed{each}")
     return memory // workers
 
 

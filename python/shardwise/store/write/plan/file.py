@@ -230,7 +230,7 @@ def _check_tensors(plan: CheckpointTasks) -> set[str]:
     names: set[str] = set()
     for tensor in plan.tensors:
         if tensor.name in names:
-            raise ValueError(f"it has two tensors {shown(tensor.name)}")
+            raise ValueError(f"it has two tensors called {shown(tensor.name)}")
         _check_name(tensor.name)
         names.add(tensor.name)
         if any(size < 0 for size in tensor.shape) or tensor.nbytes > _LARGEST:

@@ -73,11 +73,15 @@ class Ledger:
         if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
+            raise ParseError(
+                f"the receipt of task {number} has {counted(len(receipt.digests), 'digest')} for "
+                f"{counted(len(receipt.ranges), 'range')}"
+            )
         files = self.plan.files
         has_crcs = any(files[file].needs_crcs for file, _, _ in receipt.ranges)
-        if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
+        expected = len(receipt.ranges) if has_crcs else 0
+        if len(receipt.crcs) != expected:
+            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32; it must have {expected}")
         if receipt.uploaded is not None:
             self.uploaded[number] = receipt.uploaded
             if receipt.bytes_written:
