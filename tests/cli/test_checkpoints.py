@@ -244,6 +244,22 @@ def test_the_parts_of_a_saved_plan(run: Run) -> None:
     assert run("run", "one.swplan") == "one.swplan: 1 task done\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--memory", "0"], "--memory is 0 bytes; at least 16384 bytes are needed"),
+        (["--memory", "1"], "--memory is 1 byte; at least 16384 bytes are needed"),
+        (["--jobs", "0"], "--jobs is 0; it must be at least 1"),
+    ],
+)
+def test_too_little_memory_or_too_few_threads(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    for command in (["verify", "a.safetensors"], ["diff", *["a.safetensors"] * 2], ["reshard", "a.safetensors", "new"]):
+        assert main([*command, *arguments]) == 2
+        assert capsys.readouterr().err == f"shardwise: error: {said}\n"
+
+
 class Asked(BaseException):  # What the command does not catch.
     """Ends a command where the library would begin."""
 

@@ -125,6 +125,7 @@ def test_units_of_memory(units: tuple[str, ...], one: int) -> None:
     for unit in units:
         assert parse_memory(f"3{unit}") == 3 * one
         assert parse_memory(f" 2.5{unit} ") == 5 * one // 2
+        assert parse_memory(f"0{unit}") == 0
 
 
 @pytest.mark.parametrize("text", ["", "-1", "9223372036854775808", "8388608TiB", "inf", "nan", "GB", "3PB"])

@@ -108,7 +108,7 @@ class TestPackedDims:
             ("(3 8@tp/max4)", 3, ""),
             ("(n@tp) + (2*n@tp)", 0, "segments of several sizes"),
             ("(n@tp) + (8@tp)", 0, "segments of several sizes"),
-            ("(2 n@tp 2)", 0, "units are whole"),
+            ("(2 n@tp 2)", 0, "units stay whole"),
             ("(3 8@tp/max2)", 0, "at most 2"),
             (f"({2**62} 4@tp)", 0, "segments; there must be 1 to"),
         ],

@@ -276,7 +276,7 @@ def test_a_model_without_a_plan_is_refused_by_its_type_before_it_is_loaded() -> 
 
 
 def test_sizes_that_a_default_configuration_leaves_out_are_named() -> None:
-    with pytest.raises(sw.LayoutError, match=r"null are .*n_routed_experts.*config.json of a released model"):
+    with pytest.raises(sw.LayoutError, match=r"n_routed_experts.* are null: give the config.json of a released model"):
         transformers.record_ranks(transformers.CONFIG_MAPPING["dots1"]().to_dict(), 2)
 
 

@@ -285,9 +285,7 @@ def test_branches_have_one_layout_and_are_counted_each_by_itself(index: int) -> 
     turned = {"op": "constraint", "in": [0], "out": [value], "attrs": {"axes": [[], ["x"]]}}
     bodies[0] = {"inputs": [value], "ops": [turned], "outputs": [1]}
     other = Computation.from_json({"inputs": [value, [[], "int32"]], "ops": [case], "outputs": [2]})
-    with pytest.raises(
-        sw.LayoutError, match="dim 0 of a value is whole at the end of one branch, and cut"
-    ):
+    with pytest.raises(sw.LayoutError, match="dim 0 of a value is whole at the end of one branch, and cut"):
         propagate(other, [("x", None), ()], mesh=MESH, policy="explicit")
 
 

@@ -41,7 +41,7 @@ def test_rows_of_a_flat_weight_stay_together_up_to_a_block(rows: int, columns: i
     for shared, whole in ((False, 64), (True, 2)):
         assert logical.unit(0, shared=shared) == next(n for n in range(1, 65) if n * columns % whole == 0)
     assert not logical.why_uncut(0)
-    assert "only whole rows" in logical.why_uncut(1)
+    assert "only be cut along dim 0, in whole rows" in logical.why_uncut(1)
     (unread,) = find_components(tensors, BNB).tensors.values()
     assert math.prod(unread.shape) == rows * columns
     assert all("was not read" in unread.why_uncut(dim) for dim in (0, 1))

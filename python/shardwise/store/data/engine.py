@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from ..._arguments import integer, path_of, refuse_mask
 from ..._core import CopyJob as CoreJob
-from ..._text import counted
 from ...errors import LayoutError, SizeOverflowError
 from ...pieces import LocatedPiece, Pieces
 
@@ -279,7 +278,7 @@ def check_job_memory(memory: int) -> None:
         LayoutError, TypeError: if it is too little, or not an integer.
     """
     if integer("memory", memory) < LEAST_MEMORY:
-        raise LayoutError(f"memory is {counted(memory, 'byte')}; at least {LEAST_MEMORY} bytes are needed")
+        raise LayoutError(f"memory is {memory} byte{'s' * (memory != 1)}; at least {LEAST_MEMORY} bytes are needed")
 
 
 def add_digests(digests: Iterable[int]) -> int:

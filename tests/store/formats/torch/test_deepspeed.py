@@ -198,7 +198,7 @@ HALVES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "another step": (
         "zero2_bf16_round_robin",
         lambda at: _resaved(_only(at, "*rank_2_*optim*"), _stepped),
-        "rank_2_.*step is 7.0, but 2.0 in .*rank_0_.*: it is of another step",
+        "rank_2_.*step is 7.0, but 2.0 in .*rank_0_.*: the files are of different steps",
     ),
     "another world": (
         "zero3_fp32_sub_groups",

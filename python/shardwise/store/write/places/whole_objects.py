@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ...._text import counted
 from ...._threads import Threads
 from ....errors import ParseError
 from ...data.location import taken
@@ -31,7 +30,7 @@ def small_object(place: ObjectPath) -> bytes | None:
     except FileNotFoundError:
         return None
     if not 0 < status.size <= _MOST:
-        raise ParseError(f"{place}: is damaged: it has {counted(status.size, 'byte')}, outside 1 to {_MOST}")
+        raise ParseError(f"{place}: is damaged: it has {status.size} bytes, outside 1 to {_MOST}")
     try:
         return place.read(0, status.size, status.etag)
     except ParseError:

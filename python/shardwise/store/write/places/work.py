@@ -199,7 +199,8 @@ def _threads(nbytes: int, tasks: int, most: int, threads: int | None) -> int:
 def _budget(memory: int, workers: int) -> int:
     if memory // workers < LEAST_MEMORY:
         each = f" for each of {workers} workers" if workers > 1 else ""
-        raise LayoutError(f"memory is {counted(memory, 'byte')}; at least {LEAST_MEMORY} bytes are needed{each}")
+        given = f"{memory} byte{'s' * (memory != 1)}"
+        raise LayoutError(f"memory is {given}; at least {LEAST_MEMORY} bytes are needed{each}")
     return memory // workers
 
 
