@@ -19,7 +19,7 @@ def test_unflatten_takes_positions_within_the_mesh() -> None:
     assert MESH.unflatten(0, (2, 1), ("a", "b")).axis_names == ("a", "b", "tp")
     assert MESH.unflatten(1, (2, 2), ("a", "b")).axis_names == ("dp", "a", "b")
     for position in (-1, 2):
-        with refused(sw.MeshError, f"axis is {position}", "2 axes"):
+        with refused(sw.MeshError, f"axis is {position}", "('dp', 'tp'), numbered from 0"):
             MESH.unflatten(position, (2, 2), ("a", "b"))
 
 

@@ -251,7 +251,7 @@ def test_read_gives_what_slicing_gives(
 @pytest.mark.parametrize(
     ("box", "error", "message"),
     [
-        ((slice(0, 1),), IndexError, r"has 1 slices; the tensor has 2 dims"),
+        ((slice(0, 1),), IndexError, r"has 1 slice; the tensor has 2 dims"),
         ((slice(0, 7), slice(None)), IndexError, r"slice\(0, 7, None\) of dim 0 is not within 0 to 6"),
         ((slice(None), slice(-1, 3)), IndexError, "dim 1"),
         ((slice(3, 2), slice(None)), IndexError, "dim 0"),

@@ -75,7 +75,8 @@ def test_it_starts_over_if_the_source_is_another(tmp_path: Path, source: Path) -
     data[-4] ^= 1  # Of the last element, which float32 keeps.
     source.write_bytes(data)
     os.utime(source, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
+    with pytest.warns(sw.ShardwiseWarning, match="nothing is resumed: .* its source has changed"):
+        report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
     assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_resumed == 0
     assert stored(tmp_path / "new") == float32(source)

@@ -33,7 +33,16 @@ from ...data.own_folders import (
     write_all,
 )
 from .folder_recorder import FolderRecorder
-from .leftovers import DATA, PARTS, check_room, free_bytes, marker_of, remove_plans, unfinished_name
+from .leftovers import (
+    DATA,
+    PARTS,
+    check_room,
+    free_bytes,
+    is_left_by_others,
+    marker_of,
+    remove_plans,
+    unfinished_name,
+)
 from .place import Completion, NewCheckpoint
 from .receipts import receipt_from_line
 from .regions import FolderSink
@@ -142,10 +151,7 @@ class FolderPlace:
 
     def is_of_another_run(self) -> bool:
         """Return whether the unfinished work next to the checkpoint is that of other plans alone."""
-        with suppress(OSError), opened_below(workplace_of(self.path), 1) as top:
-            names = top.names()
-            return bool(names) and self.root.name not in names
-        return False
+        return is_left_by_others(self.path, self.root.name)
 
     def begin(self) -> None:
         """Make the unfinished files in full size, without contents, unless another process has made them."""

@@ -68,6 +68,25 @@ def marker_of(name: str) -> str:
     return f"shardwise plan {name}\n"
 
 
+def _names_of_plans(top: OpenFolder) -> list[str]:
+    """Return the names in the folder of a checkpoint's plans; FileExistsError if no plan made one of them."""
+    names = top.names()
+    for name in names:
+        if not _PLAN.fullmatch(name):
+            raise refuse_stranger(top.path / name)
+        with top.enter(name) as folder:
+            refuse_unmarked(folder, marker_of(name))
+    return names
+
+
+def is_left_by_others(path: Path, own: str) -> bool:
+    """Return whether the unfinished work next to a checkpoint is all of plans other than `own`."""
+    with suppress(OSError), opened_below(workplace_of(path), 1) as top:
+        names = _names_of_plans(top)
+        return bool(names) and own not in names
+    return False
+
+
 def remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
     """Remove the unfinished work of all plans for a checkpoint, except that of one.
 
@@ -80,15 +99,12 @@ def remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
             top = stack.enter_context(opened_below(top_path, 1))
         except FileNotFoundError:
             return
-        names = top.names()
-        for name in names:  # Before anything is removed.
-            if not _PLAN.fullmatch(name):
-                raise refuse_stranger(top_path / name)
-            with top.enter(name) as folder:
-                refuse_unmarked(folder, marker_of(name))
-                if not parts and name != but and folder.status(PARTS) is not None:
-                    text = "holds parts of a plan; commit the plan, or remove this folder"
-                    raise taken(folder.path, text)
+        names = _names_of_plans(top)  # Before anything is removed.
+        for name in names:
+            if not parts and name != but:
+                with top.enter(name) as folder:
+                    if folder.status(PARTS) is not None:
+                        raise taken(folder.path, "holds parts of a plan; commit the plan, or remove this folder")
         for name in names:
             if name != but:
                 remove_marked(top, name, marker_of(name))
