@@ -243,7 +243,7 @@ class Manifest(Mapping[str, Tiling]):
             name = repr(os.fspath(source))
             source = read_json_file(source)
         if not isinstance(source, Mapping) or source.get("resource_kind") != "model_weight":
-            raise ParseError(f"{name} is not a placement of weights of Mooncake")
+            raise ParseError(f"{name} is not a Mooncake weight placement")
         place = "its keys"
         try:
             boxes: dict[str, dict[str, list[list[tuple[int, int]]]]] = {}

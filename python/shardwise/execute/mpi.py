@@ -328,5 +328,5 @@ def _dtype_of(said: str) -> np.dtype[Any]:
         pass
     found = find_dtype(name)
     if found is None:
-        raise TypeError(f"out must be given: its dtype, {shown(said)}, has no name that another rank could read")
+        raise TypeError(f"out must be given: the dtype of src, {shown(said)}, has no name that another rank could read")
     return found.numpy("out")

@@ -849,7 +849,7 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(0, 0) + b"more"))
     refused("4 bytes after its end")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2, 9, 1, 1) + b"ab" + uleb(0, 0, 0, 0)))
-    refused("shares more characters than the previous .* has")
+    refused("shares more characters with the previous .* than that has")
     (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(1, 0, 0) + bytes([4]) + uleb(0)))
     refused("no numbered manifest")
     (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(7, 0, 0) + bytes([4]) + uleb(0)))

@@ -148,19 +148,19 @@ WRONG_TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a stride past the storage": (lambda: tensor(ones(2, 3), "0", strides=(4, 1)), "end at byte 28"),
     "a huge shape": (lambda: tensor(ones(2), "0", shape=(2**40, 2**40), strides=(1, 1)), "more than 2.*bytes"),
     "a huge stride": (lambda: tensor(ones(2), "0", strides=(2**62,)), "end at byte"),
-    "a negative stride": (lambda: tensor(ones(2), "0", strides=(-1,)), "not the arguments"),
+    "a negative stride": (lambda: tensor(ones(2), "0", strides=(-1,)), "wrong arguments"),
     "a negative size": (lambda: tensor(ones(2), "0", shape=(-2,), strides=(1,)), "not sizes"),
-    "a negative offset": (lambda: tensor(ones(2), "0", offset=-1), "not the arguments"),
+    "a negative offset": (lambda: tensor(ones(2), "0", offset=-1), "wrong arguments"),
     "65 dims": (lambda: tensor(ones(1), "0", shape=(1,) * 65, strides=(1,) * 65), "has 65 dims, over the limit of 64"),
-    "strides of another rank": (lambda: tensor(ones(2), "0", strides=(1, 1)), "not the arguments"),
-    "too few arguments": (lambda: Call("torch._utils", "_rebuild_tensor_v2", 1), "not the arguments"),
+    "strides of another rank": (lambda: tensor(ones(2), "0", strides=(1, 1)), "wrong arguments"),
+    "too few arguments": (lambda: Call("torch._utils", "_rebuild_tensor_v2", 1), "wrong arguments"),
     "no storage": (lambda: tensor(ones(2), "0", storage=5), "not one of this container"),  # type: ignore[arg-type]
     "a storage of another kind": (
         lambda: tensor(ones(2), "0", storage=Storage("0", "torch.Size", b"12345678", 2)), "of an unsupported kind"
     ),
     "no dtype": (
         lambda: tensor(ones(2), "0", storage=Storage("0", "torch.storage.UntypedStorage", bytes(8), 8)),
-        "not the arguments of .*_rebuild_tensor_v2",
+        "wrong arguments of .*_rebuild_tensor_v2",
     ),
     "a storage of a negative size": (
         lambda: tensor(ones(2), "0", storage=Storage("0", "torch.FloatStorage", b"12345678", -2)), "unsupported kind"
@@ -184,7 +184,7 @@ def test_elements_that_pytorch_changes_as_it_reads_them(tmp_path: Path, array: n
         plain(tmp_path, {"w": tensor(array, "0", metadata={change: True})})["w"]
     checkpoint = plain(tmp_path, {"w": tensor(array, "0", metadata={change: False})})
     assert checkpoint.read("w").tolist() == array.tolist()
-    with pytest.raises(sw.ParseError, match="not the arguments"):
+    with pytest.raises(sw.ParseError, match="wrong arguments"):
         plain(tmp_path, {"w": tensor(array, "0", metadata=5)})
 
 

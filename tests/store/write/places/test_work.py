@@ -195,7 +195,7 @@ def test_workers_that_end_no_task_are_given_up() -> None:
     window: TaskWindow[int, int] = TaskWindow(
         of(Hanging(3), MIB, timeout=0.05), lambda task: task, (), 2, lambda task, _: kept.append(task), "they stay"
     )
-    said = r"no worker has ended a task for 0\.05 seconds, and 4 are under way; they stay"
+    said = r"no worker has ended a task for 0\.05 seconds; under way: 4 tasks; they stay"
     with pytest.raises(TimeoutError, match=said) as caught:
         window.run(iter(range(9)), 9, lambda task: None)
     assert caught.value.errno == errno.ETIMEDOUT

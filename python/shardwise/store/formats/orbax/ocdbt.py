@@ -203,7 +203,7 @@ class OcdbtStore:
         path = b""
         for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
             if prefix > len(path):
-                raise node.error("a path shares more characters than the previous path has")
+                raise node.error("a path shares more characters with the previous path than that has")
             path = path[:prefix] + node.take(suffix)
             if base > len(path) or len(path) > 4096:
                 raise node.error("an invalid path of a data file")
@@ -261,7 +261,7 @@ class OcdbtStore:
         key = b""
         for start, length in zip(shared, lengths, strict=True):
             if start > len(key):
-                raise node.error("a key shares more characters than the previous key has")
+                raise node.error("a key shares more characters with the previous key than that has")
             key = key[:start] + node.take(length)
             self._count(len(prefix) + len(key), node)
             keys.append(key)

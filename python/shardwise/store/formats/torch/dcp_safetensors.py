@@ -137,7 +137,9 @@ def _sharding(file: Holder, texts: Mapping[str, str]) -> dict[str, tuple[int, ..
     for name, said in info.items():
         start: Any = said.get("saved_offsets") if isinstance(said, dict) else None
         if not are_sizes(start):
-            raise ParseError(f"{where}: the offsets of {shown(name)} are {shown(start)}")
+            raise ParseError(
+                f"{where}: the offsets of {shown(name)} are {shown(start)}; they must be integers of 0 or more"
+            )
         offsets[name] = tuple(start)
     return offsets
 

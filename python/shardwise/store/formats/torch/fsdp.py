@@ -186,7 +186,7 @@ def _complete(path: Location, key: tuple[str, str, str], ranks: dict[int, str], 
     """Return the files of all ranks, in order."""
     missing = [rank for rank in range(size) if rank not in ranks]
     if missing or len(ranks) > size:
-        which = f"no file of rank {missing[0]}" if missing else f"a file of rank {max(ranks)}"
+        which = f"no file of rank {missing[0]}" if missing else f"a file of rank {max(ranks)}, but only {size} ranks"
         raise ParseError(f"{path}: {_stem(key)}: there is {which}")
     return [ranks[rank] for rank in range(size)]
 

@@ -190,7 +190,7 @@ class Container:
 
     def _rebuilt(self, function: str, args: tuple[Any, ...], name: str) -> SavedTensor:
         where = self.file.path
-        wrong = ParseError(f"{where}: tensor {shown(name)}: not the arguments of {function}")
+        wrong = ParseError(f"{where}: tensor {shown(name)}: wrong arguments of {function}")
         if len(args) < _REBUILD[function]:
             raise wrong
         key, storage_dtype, numel = self._storage(args[0], name)

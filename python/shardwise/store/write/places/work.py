@@ -301,8 +301,8 @@ class TaskWindow(Generic[Submitted, Result]):
         except Empty:
             raise _GivenUp(
                 errno.ETIMEDOUT,
-                f"no worker has ended a task for {self._workers.timeout:g} seconds, and {len(self._under_way)} are "
-                f"under way; {self._hint}",
+                f"no worker has ended a task for {self._workers.timeout:g} seconds; under way: "
+                f"{counted(len(self._under_way), 'task')}; {self._hint}",
             ) from None
         self._under_way.discard(future)
         try:

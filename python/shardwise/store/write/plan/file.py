@@ -348,11 +348,11 @@ def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> No
         empty = (whole == 0).any(axis=1)
         is_whole = ((starts == 0) & (stops == whole)).all(axis=1)
         if not is_inside.all() or not (table.has_arrays or is_whole[empty].all()):
-            raise ValueError("a file has a part of a tensor that is not in it")
+            raise ValueError("a file has a box that is outside its tensor")
         if table.has_arrays:
             begins, shapes_of = table.in_arrays(places[chosen], rank)
             if (begins < 0).any() or (begins + stops - starts > shapes_of).any():
-                raise ValueError("a file has a part of a tensor that is not in its array")
+                raise ValueError("a file has a box that is outside its array in the file")
         is_empty[tensors[empty]] = True
     counts = np.bincount(numbers, minlength=len(table.ranks)) if len(numbers) else np.zeros(len(table.ranks), int)
     if (counts == 0).any() or (not table.has_arrays and (counts[is_empty] != 1).any()):
