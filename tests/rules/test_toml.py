@@ -238,7 +238,7 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
         ("default = 3\n[rules]", "default: axes must be a list, got 3"),
         ("default = { uneven = 'ceil' }\n[rules]", "default: 'axes' is missing"),
         (f"{'z' * 100_000} = 1\n[rules]", "unknown key 'z[^,]*, expected one of"),
-        ("[rules]\nw = [{ packd = '(3 h@tp d)' }]", r"rule 'w': dim 0: 'packed' is missing.*by 'packd'\?"),
+        ("[rules]\nw = [{ packd = '(3 h@tp d)' }]", r"rule 'w': dim 0: 'packed' is missing.*instead of 'packd'\?"),
         (
             "[rules]\nw = [{ packed = '(3 h@tp d)', hh = 4, d = 2 }]",
             "rule 'w': dim 0: unknown key 'hh': .* does not name it",
