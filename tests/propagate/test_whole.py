@@ -349,9 +349,9 @@ def test_explicit_mode_refuses_a_dim_that_its_devices_do_not_divide() -> None:
     """As JAX does. A row that two devices share would be broadcast by the one that has it."""
     rows = {"op": "broadcast_in_dim", "in": [0], "out": [[(4, 6), F]], "attrs": {"broadcast_dimensions": [0, 1]}}
     computation = Computation([[(1, 6), F]], [rows], [1])
-    with pytest.raises(sw.LayoutError, match=r"layouts\[0\] cuts dim 0 of 1 element over 2 devices, but"):
+    with pytest.raises(sw.LayoutError, match=r"^input layouts\[0\]: it cuts dim 0 of 1 element over 2 devices, which"):
         propagate(computation, [("x", None)], mesh=MESH, policy="explicit")
-    with pytest.raises(sw.LayoutError, match=r"results\[0\] cuts dim 1 of 6 elements over 4 devices, but"):
+    with pytest.raises(sw.LayoutError, match=r"^results\[0\]: it cuts dim 1 of 6 elements over 4 devices, which"):
         propagate(computation, [(None, None)], results=[(None, "y")], mesh=MESH, policy="explicit")
     attributes = {"axes": [["x"], []]}
     constraint = {"op": "constraint", "in": [0], "out": [[(1, 6), F]], "attrs": attributes, "source": "step.py:3"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -271,9 +270,6 @@ def propagate(
             f"layouts[{free}] is None, but with policy='explicit' every input needs a layout; give its axes, or "
             "policy='shardy'"
         )
-    if policy == "explicit":
-        _check_even("layouts", begun[0], inputs, where)
-        _check_even("results", begun[1], outputs, where)
     found = propagated(where.core, computation._core, *begun, _itemsize, policy)
     if isinstance(found, tuple):
         raise LayoutError(_disagreement(computation, *found))
@@ -284,11 +280,16 @@ def propagate(
 
 def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:
     """Return the error's text: the op whose operands disagree, and the inputs that their layouts are from."""
-    op, _ = op_at(computation, place)
     names = computation.names or [f"layouts[{number}]" for number in range(computation.inputs)]
+    advice = "give policy='shardy' or policy='least' to decide it"
+    if not place:
+        number = operands[0][0]
+        name = f"results[{number}]" if operands[0][1] is None else f"input {names[number]}"
+        return f"{name}: {why}; {advice}"
+    op, _ = op_at(computation, place)
     origins = [f"operands[{at}] has it from input {names[number]}" for at, number in operands if number is not None]
     source, from_ = f" ({op.source})" if op.source else "", f" ({', '.join(origins)})" if origins else ""
-    return f"{op.name}{source}: {why}{from_}; give policy='shardy' or policy='least' to decide it"
+    return f"{op.name}{source}: {why}{from_}; {advice}"
 
 
 def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:
@@ -329,20 +330,6 @@ def _starts(
             known[key] = _start(f"{argument}[{at}]", each, shape, mesh)
         found.append(known[key])
     return found
-
-
-def _check_even(
-    argument: str, begun: Sequence[BegunLayout | None], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
-) -> None:
-    """Refuse a dim whose devices do not divide it, as explicit mode does."""
-    for at, (start, shape) in enumerate(zip(begun, shapes, strict=True)):
-        for dim, (axes, size) in enumerate(zip(start[0] if start else (), shape, strict=False)):
-            count = math.prod(mesh.axis_size(axis) for axis in axes)
-            if size % count:
-                raise LayoutError(
-                    f"{argument}[{at}] cuts dim {dim} of {counted(size, 'element')} over {count} devices, but with "
-                    "policy='explicit' the number of devices must divide the dim; give policy='shardy' or 'least'"
-                )
 
 
 def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> BegunLayout | None:

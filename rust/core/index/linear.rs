@@ -55,10 +55,18 @@ impl Linear {
         while done < count {
             let run = usize::try_from(inner - at).unwrap_or(usize::MAX).min(count - done);
             let mut value = base + at * ramp;
-            for row in out[done * step..(done + run) * step].chunks_exact_mut(step) {
-                row[column] = value;
-                // The step past the last value of a run may leave the range; it is never stored.
-                value = value.wrapping_add(ramp);
+            let rows = &mut out[done * step..(done + run) * step];
+            // The step past the last value of a run may leave the range; it is never stored.
+            if step == 1 {
+                for place in rows {
+                    *place = value;
+                    value = value.wrapping_add(ramp);
+                }
+            } else {
+                for row in rows.chunks_exact_mut(step) {
+                    row[column] = value;
+                    value = value.wrapping_add(ramp);
+                }
             }
             done += run;
             at = 0;

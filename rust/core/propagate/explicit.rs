@@ -28,7 +28,8 @@ pub struct Disagreement {
     pub why: String,
     /// The operands that disagree, each with the input of the computation that its layout is from, if it is from one.
     pub operands: Vec<(usize, Option<usize>)>,
-    /// The number of the op in the computation, then in the body of that op, and so on.
+    /// The number of the op in the computation, then in the body of that op, and so on; empty if the layout of an input or of a
+    /// result is at fault, which the one operand is then.
     pub place: Vec<usize>,
 }
 
@@ -37,6 +38,12 @@ type Conflict = (String, Vec<usize>);
 
 /// The layouts of all values, op by op.
 pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreement> {
+    let ends = flow.outputs.iter().enumerate().map(|(number, output)| (number, None, output.values[1]));
+    for (number, input, value) in (0..flow.inputs).map(|value| (value, Some(value), value)).chain(ends) {
+        if let Some(why) = uneven(flow, value) {
+            return Err(Disagreement { why, operands: vec![(number, input)], place: Vec::new() });
+        }
+    }
     let inner: HashSet<usize> =
         flow.bodies.iter().flat_map(|body| &body.inner).map(|value| flow.same[*value]).collect();
     let of_loops = flow.nodes.iter().filter(|node| node.part == Part::Result && node.values.len() == 3);
@@ -64,8 +71,8 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
             held.alike(node)?;
         }
         if node.is_edge() {
-            if node.way == Way::Constraint {
-                even(flow, node)?;
+            if let Some(why) = (node.way == Way::Constraint).then(|| uneven(flow, results[0])).flatten() {
+                return Err(Disagreement { why, operands: Vec::new(), place: flow.path(node.place) });
             }
             if held.layouts[results[0]].is_none() {
                 let (specs, input) = held.of(operands[0]);
@@ -89,19 +96,13 @@ pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Arc<Specs>>>, Disagreeme
     Ok(flow.same.iter().map(|owner| held.layouts[*owner].map(|number| held.shared.at(number).clone())).collect())
 }
 
-/// Checks that the devices of each dim of a constraint divide it.
-fn even(flow: &Flow, node: &Node) -> Result<(), Disagreement> {
-    let value = node.values[1];
-    let Some(start) = &flow.starts[value] else { return Ok(()) };
-    for (dim, (size, axes)) in flow.shapes[value].iter().zip(&start.specs).enumerate() {
-        let count = axes::shards(axes);
-        if size % count != 0 {
-            let elements = shown::counted(size, "element", "elements");
-            let why = format!("it cuts dim {dim} of {elements} over {count} devices, which do not divide it");
-            return Err(Disagreement { why, operands: Vec::new(), place: flow.path(node.place) });
-        }
-    }
-    Ok(())
+/// The words if a value begins with a layout whose devices do not divide a dim.
+fn uneven(flow: &Flow, value: usize) -> Option<String> {
+    let start = flow.starts[value].as_ref()?;
+    let mut dims = flow.shapes[value].iter().zip(&start.specs).enumerate();
+    let (dim, (size, axes)) = dims.find(|(_, (size, axes))| *size % axes::shards(axes) != 0)?;
+    let (elements, count) = (shown::counted(size, "element", "elements"), axes::shards(axes));
+    Some(format!("it cuts dim {dim} of {elements} over {count} devices, which do not divide it"))
 }
 
 /// The layouts that are known so far, with the input that each is from.
